@@ -1,0 +1,41 @@
+# Two commands do all set-up on a fresh machine: `make say` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Without an NVIDIA driver the CPU build of PyTorch is enough; override with TORCH=... to choose another.
+TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
+TEXT   ?= Hocket turns many texts into many voices at once.
+
+.PHONY: say test test-all lint format types clean
+
+say: $(STAMP)
+	$(BIN)/hocket say "$(TEXT)" -o out.wav
+
+test: lint types
+	$(BIN)/pytest
+
+test-all: lint types
+	$(BIN)/pytest -m "not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Hocket needs Python 3.11-3.13, this is %d.%d; run: make PYTHON=python3.12 ..." % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache out.wav

@@ -1,0 +1,173 @@
+"""The nouns: what a caller asks for and what comes back. Fields are grouped by who fills them.
+
+Tensor shape letters used across the project: B rows of a batch, T positions (or frames), N codebooks (`n_vq`),
+V entries of a codebook, D channels of a hidden vector, H heads, C audio channels, S samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
+
+#: Seeds are 63-bit so that they fit every JSON reader's and database's signed 64-bit integer.
+MAX_SEED = 2**63 - 1
+
+
+class StrictModel(BaseModel):
+    """Frozen; an unknown key or a wrong type is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+
+class Sampling(StrictModel):
+    """How codes are drawn (spec/moss 1.6). `None` means the model's own recommendation."""
+
+    #: 0 is greedy: the most likely code and the most likely stop decision, always.
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    #: Nucleus mass in (0, 1]; 1 disables.
+    top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    #: Codes kept before the draw; 0 disables.
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    #: Per codebook, over the frames generated so far; 1 disables.
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    #: Temperature of the two-way stop decision; ignored when `temperature` is 0.
+    stop_temperature: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AudioArray:
+    """Decoded audio: float32 `samples` [C, S] in [-1, 1] at `sample_rate` Hz."""
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+
+    @property
+    def seconds(self) -> float:
+        return self.samples.shape[-1] / self.sample_rate
+
+
+#: A reference voice: a file, the bytes of a file, decoded audio, or codes [frames, >= n_vq] of the model's own codec.
+Reference = Path | str | bytes | AudioArray | NDArray[np.int64]
+
+
+class SpeechRequest(StrictModel):
+    """One text to be spoken.
+
+    `reference` without `reference_text` clones the voice(s); with it (exactly one reference) the model continues the
+    recording whose words are `reference_text` (spec/moss 1.7).
+    """
+
+    text: str
+    language: str | None = None
+    instruction: str | None = None
+    quality: str | None = None
+    sound_event: str | None = None
+    ambient_sound: str | None = None
+    #: Wanted length in frames.
+    tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    reference: Any = None
+    reference_text: str | None = None
+    #: Put between `reference_text` and `text`; `None` = one space, only where the scripts use spaces and neither side has one.
+    join: str | None = None
+
+    sampling: Sampling = Sampling()
+    #: 0 .. 2**63-1; drawn at admission and reported back when `None`.
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    #: Hard cap on new frames; `None` = the engine's default.
+    max_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    @field_validator("text", "language", "instruction", "quality", "sound_event", "ambient_sound", "reference_text", "join")
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if "\x00" in value:
+            raise ValueError("contains a NUL character; remove it")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("contains a lone surrogate, which is not a character; fix the text's encoding") from None
+        return value
+
+    @field_validator("text", "reference_text")
+    @classmethod
+    def _not_blank(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("is empty; give at least one character that is not white space")
+        return value
+
+    @field_validator("reference")
+    @classmethod
+    def _reference_kinds(cls, value: Any) -> tuple[Reference, ...]:
+        items = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+        for item in items:
+            if not isinstance(item, Path | str | bytes | AudioArray | np.ndarray):
+                raise ValueError(
+                    f"is a {type(item).__name__}; give a path, the bytes of a file, an AudioArray or an int64 array of codes"
+                )
+        return items
+
+    @model_validator(mode="after")
+    def _continuation_has_one_reference(self) -> SpeechRequest:
+        if self.reference_text is not None and len(self.references) != 1:
+            raise ValueError(
+                f"reference_text needs exactly one reference, got {len(self.references)}; "
+                "leave the transcript out to clone from several recordings"
+            )
+        return self
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """The references as a tuple, empty when there is none."""
+        return self.reference or ()
+
+    @property
+    def is_continuation(self) -> bool:
+        return self.reference_text is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, all measured from the moment the request was submitted, except where the name says otherwise."""
+
+    prefill_seconds: float = math.nan
+    first_audio_seconds: float = math.nan
+    total_seconds: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class AudioChunk:
+    """A piece of one request's audio, in order: float32 `samples` [C, S]; `codes` int64 [frames, N] it was made from."""
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+    codes: NDArray[np.int64]
+    #: Set on the last chunk only (which may hold no samples).
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """A finished request."""
+
+    #: float32 [C, S] in [-1, 1] (not clipped: a codec may overshoot); [C, 0] when the engine has no codec.
+    samples: NDArray[np.float32]
+    sample_rate: int
+    #: int64 [frames, N]: the new frames only, never the reference's.
+    codes: NDArray[np.int64]
+    finish_reason: FinishReason
+    seed: int
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def seconds(self) -> float:
+        return self.samples.shape[-1] / self.sample_rate
