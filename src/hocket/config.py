@@ -23,6 +23,22 @@ class ReferenceLimits(StrictModel):
     max_file_bytes: PositiveInt = 64 * 2**20
 
 
+class EngineConfig(StrictModel):
+    """How an engine uses its machine."""
+
+    #: Longest sequence, prompt and speech together; the model's own limit applies as well.
+    max_context_rows: PositiveInt = 8192
+    #: Positions a K/V page holds.
+    page_rows: PositiveInt = 32
+    #: Prompt rows computed at a time.
+    prefill_chunk_rows: PositiveInt = 512
+    #: Default cap on new frames of a request (12.5 frames a second: 4096 are five and a half minutes; spec/moss 1.5).
+    max_frames: PositiveInt = 4096
+    #: Frames in the first, second, … audio chunk; the last value repeats. Small first for a quick start.
+    chunk_frames: tuple[PositiveInt, ...] = (1, 2, 4, 8)
+    reference: ReferenceLimits = ReferenceLimits()
+
+
 class Environment(StrictModel):
     """The environment variables that Hocket itself reads."""
 

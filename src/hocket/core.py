@@ -43,6 +43,29 @@ class Sampling(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
+class ResolvedSampling:
+    """Sampling parameters with the model's recommendations filled in; temperature 0 is greedy."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    repetition_penalty: float
+    stop_temperature: float = 1.0
+
+    def overridden_by(self, wish: Sampling) -> ResolvedSampling:
+        """These values, with every one that `wish` gives replaced by it."""
+        return ResolvedSampling(
+            temperature=self.temperature if wish.temperature is None else wish.temperature,
+            top_p=self.top_p if wish.top_p is None else wish.top_p,
+            top_k=self.top_k if wish.top_k is None else wish.top_k,
+            repetition_penalty=(
+                self.repetition_penalty if wish.repetition_penalty is None else wish.repetition_penalty
+            ),
+            stop_temperature=wish.stop_temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class AudioArray:
     """Decoded audio: float32 `samples` [C, S] in [-1, 1] at `sample_rate` Hz."""
 
@@ -76,7 +99,8 @@ class SpeechRequest(StrictModel):
 
     reference: Any = None
     reference_text: str | None = None
-    #: Put between `reference_text` and `text`; `None` = one space, only where the scripts use spaces and neither side has one.
+    #: Put between `reference_text` and `text`; `None` = one space, only where the scripts use spaces and neither side
+    #: has one.
     join: str | None = None
 
     sampling: Sampling = Sampling()
@@ -85,7 +109,9 @@ class SpeechRequest(StrictModel):
     #: Hard cap on new frames; `None` = the engine's default.
     max_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
-    @field_validator("text", "language", "instruction", "quality", "sound_event", "ambient_sound", "reference_text", "join")
+    @field_validator(
+        "text", "language", "instruction", "quality", "sound_event", "ambient_sound", "reference_text", "join"
+    )
     @classmethod
     def _readable(cls, value: str | None) -> str | None:
         if value is None:
@@ -112,7 +138,7 @@ class SpeechRequest(StrictModel):
         for item in items:
             if not isinstance(item, Path | str | bytes | AudioArray | np.ndarray):
                 raise ValueError(
-                    f"is a {type(item).__name__}; give a path, the bytes of a file, an AudioArray or an int64 array of codes"
+                    f"is a {type(item).__name__}; give a path, the bytes of a file, an AudioArray or an array of codes"
                 )
         return items
 
@@ -146,7 +172,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """A piece of one request's audio, in order: float32 `samples` [C, S]; `codes` int64 [frames, N] it was made from."""
+    """A piece of a request's audio, in order: float32 `samples` [C, S], from the int64 `codes` [frames, N]."""
 
     samples: NDArray[np.float32]
     sample_rate: int

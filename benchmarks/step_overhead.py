@@ -1,0 +1,123 @@
+"""CPU cost of the scheduler alone: full rows, requests coming and going, runners that take no time.
+
+    python benchmarks/step_overhead.py [--rows 256] [--steps 3000]
+
+Prints one JSON line; times are milliseconds per step. Requests have 250 prompt rows, 200 of which are one of eight
+voices, and 75 to 149 frames, so admission, prefill, growth, decode batches and endings are all in the numbers. Adding
+requests, which hashes their prompts, is in `parts_ms` alone, because it happens between steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from hocket.engine.chunks import ChunkPolicy
+from hocket.engine.request import DecodeBatch, FrameBatch
+from hocket.engine.scheduler import Scheduler, SchedulerConfig
+
+T = TypeVar("T")
+
+FRAME_SECONDS = 0.08
+PROMPT_ROWS = 250
+SHARED_ROWS = 200
+MAX_FRAMES = 150
+
+
+class Driver:
+    """Drives a scheduler as the engine does, and adds up the time of each part."""
+
+    def __init__(self, rows: int, step_seconds: float) -> None:
+        pages_per_request = -(-(PROMPT_ROWS + MAX_FRAMES) // 32) + 1  # one to grow
+        config = SchedulerConfig(rows=rows, pages=rows * pages_per_request + 1, max_waiting=4 * rows)
+        self.scheduler = Scheduler(config, ChunkPolicy(), frame_seconds=FRAME_SECONDS)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.frames = 0
+        self._step_seconds = step_seconds
+        self._now = 0.0
+        self._added = 0
+        self._random = np.random.default_rng(0)
+        self._voices = self._random.integers(0, 1024, (8, SHARED_ROWS, 13))
+        self._frames_in_flight: deque[FrameBatch] = deque()
+        self._decodes_in_flight: deque[DecodeBatch] = deque()
+
+    def add(self) -> None:
+        text = self._random.integers(0, 1024, (PROMPT_ROWS - SHARED_ROWS, 13))
+        prompt = np.concatenate([self._voices[self._added % len(self._voices)], text])
+        max_frames = int(self._random.integers(MAX_FRAMES // 2, MAX_FRAMES))
+        self._timed("add", lambda: self.scheduler.add(str(self._added), prompt, max_frames=max_frames, now=self._now))
+        self._added += 1
+
+    def step(self) -> float:
+        """One step; returns the seconds it took."""
+        before = sum(self.seconds.values())
+        scheduler, now = self.scheduler, self._now
+        self._timed("admit", lambda: scheduler.admit(now))
+        items = self._timed("prefill", scheduler.next_prefill)
+        self._timed("prefill", lambda: scheduler.finish_prefill(items, now))
+        self._frames_in_flight.append(self._timed("frames", scheduler.next_frames))
+        decode = self._timed("decode", lambda: scheduler.next_decode(now))
+        if decode is not None:
+            self._decodes_in_flight.append(decode)
+        if len(self._decodes_in_flight) > 1 or (decode is None and self._decodes_in_flight):
+            oldest = self._decodes_in_flight.popleft()
+            self._timed("decode", lambda: scheduler.collect_decode(oldest, now))
+        if len(self._frames_in_flight) > 1:
+            batch = self._frames_in_flight.popleft()
+            stopped = [False] * len(batch.requests)
+            self._timed("collect", lambda: scheduler.collect_frames(batch, stopped, now))
+            self.frames += len(batch.requests)
+        finished = self._timed("release", scheduler.release_finished)
+        self._now += self._step_seconds
+        spent = sum(self.seconds.values()) - before
+        for _ in finished:
+            self.add()
+        return spent
+
+    def _timed(self, part: str, work: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        result = work()
+        self.seconds[part] += time.perf_counter() - started
+        return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--step-ms", type=float, default=12.0, help="simulated length of a step")
+    arguments = parser.parse_args()
+
+    driver = Driver(arguments.rows, arguments.step_ms / 1000)
+    for _ in range(2 * arguments.rows):
+        driver.add()
+    while driver.scheduler.stats().running < arguments.rows * 9 // 10:
+        driver.step()
+    driver.seconds.clear()
+    driver.frames = 0
+    spent_ms = np.array([driver.step() for _ in range(arguments.steps)]) * 1e3
+    driver.scheduler.check_integrity()
+    report = {
+        "benchmark": "step_overhead",
+        "rows": arguments.rows,
+        "steps": arguments.steps,
+        "frames_per_step": round(driver.frames / arguments.steps, 1),
+        "mean_ms": round(float(spent_ms.mean()), 4),
+        "p50_ms": round(float(np.quantile(spent_ms, 0.5)), 4),
+        "p99_ms": round(float(np.quantile(spent_ms, 0.99)), 4),
+        "parts_ms": {part: round(s / arguments.steps * 1e3, 4) for part, s in driver.seconds.items()},
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Make the placeholder checkpoint `babble`: MOSS-TTS-Local's layout at a tiny size with random weights.
+
+It exists so that the two set-up commands exercise every part of the product before a trained voice is shipped. It does
+not speak: codes are random, and so is the decoder. Needs numpy and safetensors only, because the package's build hook
+runs it; the same seed makes the same bytes.
+
+    python scripts/make_babble.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+Array = NDArray[np.float32]
+
+SAMPLE_RATE = 24_000
+N_VQ, CODEBOOK = 8, 256
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 4, 4, 2, 32, 256
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<|user_slot|>",
+    "<|gen_slot|>",
+]
+VOCAB = 256 + len(SPECIAL)
+#: A frame ends the speech with this probability: about 3 s of babble.
+STOP_PROBABILITY = 1 / 38
+CODEC_LATENT, CODEC_RVQ, CODEC_DIM = 64, 32, 8
+#: (kind, patch) or (kind, in, width, out, context seconds), encoder order: 24 kHz → 100 → 50 → 12.5 frames/s.
+ENCODER = [
+    ("patch", 240),
+    ("stage", 240, 64, 32, 1.0),
+    ("patch", 2),
+    ("stage", 64, 64, 32, 2.0),
+    ("patch", 4),
+    ("stage", 128, 128, 64, 4.0),
+]
+DECODER = [
+    ("stage", 64, 128, 128, 4.0),
+    ("patch", 4),
+    ("stage", 32, 64, 64, 2.0),
+    ("patch", 2),
+    ("stage", 32, 64, 240, 1.0),
+    ("patch", 240),
+]
+
+
+def byte_alphabet() -> list[str]:
+    """The printable stand-in of each byte value that byte-level tokenizers use, in byte order."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+
+
+def tokenizer() -> dict[str, object]:
+    """A byte-level BPE without merges: one token a byte, then the special ones."""
+    added = [
+        {
+            "id": 256 + i,
+            "content": name,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for i, name in enumerate(SPECIAL)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    vocab = {symbol: i for i, symbol in enumerate(byte_alphabet())}
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {**model, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": []},
+    }
+
+
+def talker_config() -> dict[str, object]:
+    qwen3 = {
+        "model_type": "qwen3",
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 8192,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    }
+    gpt2 = {
+        "model_type": "gpt2",
+        "n_embd": HIDDEN,
+        "n_head": 4,
+        "n_inner": FFN,
+        "n_layer": 1,
+        "n_positions": N_VQ + 1,
+        "activation_function": "silu",
+        "layer_norm_epsilon": 1e-6,
+        "position_embedding_type": "rope",
+        "rope_base": 1e6,
+    }
+    ids = {name: 256 + i for i, name in enumerate(SPECIAL)}
+    return {
+        "architectures": ["MossTTSLocalModel"],
+        "model_type": "moss_tts_local",
+        "qwen3_config": qwen3,
+        "language_config": qwen3,
+        "gpt2_config": gpt2,
+        "n_vq": N_VQ,
+        "audio_codebook_sizes": [CODEBOOK] * N_VQ,
+        "audio_vocab_size": CODEBOOK,
+        "audio_pad_token_id": CODEBOOK,
+        "audio_pad_code": CODEBOOK,
+        "pad_token_id": ids["<|endoftext|>"],
+        "im_start_token_id": ids["<|im_start|>"],
+        "im_end_token_id": ids["<|im_end|>"],
+        "audio_start_token_id": ids["<|audio_start|>"],
+        "audio_end_token_id": ids["<|audio_end|>"],
+        "audio_user_slot_token_id": ids["<|user_slot|>"],
+        "audio_assistant_slot_token_id": ids["<|gen_slot|>"],
+        "audio_assistant_gen_slot_token_id": ids["<|gen_slot|>"],
+        "sampling_rate": SAMPLE_RATE,
+        "local_text_head_mode": "binary",
+        "local_transformer_layers": 1,
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+        "tie_word_embeddings": True,
+    }
+
+
+def talker_tensors(rng: np.random.Generator) -> dict[str, Array]:
+    def normal(*shape: int) -> Array:
+        return (rng.standard_normal(shape) * 0.05).astype(np.float32)
+
+    ones, zeros = np.ones(HIDDEN, np.float32), np.zeros(HIDDEN, np.float32)
+    # The final norm's bias dominates the depth output, so that the stop head's two logits are nearly constant.
+    final_bias = rng.standard_normal(HIDDEN).astype(np.float32)
+    half_gap = 0.5 * np.log(STOP_PROBABILITY / (1 - STOP_PROBABILITY)) / float(final_bias @ final_bias)
+    tensors: dict[str, Array] = {
+        "transformer.embed_tokens.weight": normal(VOCAB, HIDDEN),
+        "transformer.norm.weight": ones,
+        "local_transformer.ln_f.weight": ones * np.float32(0.1),
+        "local_transformer.ln_f.bias": final_bias,
+        "local_text_lm_head.weight": np.stack([-half_gap * final_bias, half_gap * final_bias]).astype(np.float32),
+    }
+    for i in range(LAYERS):
+        layer = f"transformer.layers.{i}"
+        tensors |= {
+            f"{layer}.input_layernorm.weight": ones,
+            f"{layer}.post_attention_layernorm.weight": ones,
+            f"{layer}.self_attn.q_proj.weight": normal(HEADS * HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.k_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.v_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_DIM),
+            f"{layer}.self_attn.q_norm.weight": np.ones(HEAD_DIM, np.float32),
+            f"{layer}.self_attn.k_norm.weight": np.ones(HEAD_DIM, np.float32),
+            f"{layer}.mlp.gate_proj.weight": normal(FFN, HIDDEN),
+            f"{layer}.mlp.up_proj.weight": normal(FFN, HIDDEN),
+            f"{layer}.mlp.down_proj.weight": normal(HIDDEN, FFN),
+        }
+    block = "local_transformer.h.0"
+    for name, out_dim, in_dim in [
+        ("attn.c_attn", 3 * HIDDEN, HIDDEN),
+        ("attn.c_proj", HIDDEN, HIDDEN),
+        ("mlp.fc_in", FFN, HIDDEN),
+        ("mlp.fc_out", HIDDEN, FFN),
+    ]:
+        tensors |= {
+            f"{block}.{name}.weight": normal(out_dim, in_dim),
+            f"{block}.{name}.bias": np.zeros(out_dim, np.float32),
+        }
+    for name in ("ln_1", "ln_2"):
+        tensors |= {f"{block}.{name}.weight": ones.copy(), f"{block}.{name}.bias": zeros.copy()}
+    for k in range(N_VQ):
+        tensors[f"audio_embeddings.{k}.weight"] = normal(CODEBOOK, HIDDEN)
+        tensors[f"audio_lm_heads.{k}.weight"] = tensors[f"audio_embeddings.{k}.weight"].copy()
+    tensors["text_lm_head.weight"] = tensors["transformer.embed_tokens.weight"].copy()
+    return tensors
+
+
+def codec_config() -> dict[str, object]:
+    def modules(plan: list[tuple[str | int | float, ...]]) -> list[dict[str, object]]:
+        return [
+            {"module_type": "PatchedPretransform", "patch_size": entry[1]}
+            if entry[0] == "patch"
+            else {
+                "module_type": "Transformer",
+                "input_dimension": entry[1],
+                "output_dimension": entry[3],
+                "d_model": entry[2],
+                "num_heads": int(entry[2]) // 32,
+                "num_layers": 2,
+                "dim_feedforward": 2 * int(entry[2]),
+                "causal": True,
+                "norm": "layer_norm",
+                "positional_embedding": "rope",
+                "max_period": 10000,
+                "gating": "none",
+                "layer_scale": 0.01,
+                "conv_layout": True,
+                "context_duration": entry[4],
+            }
+            for entry in plan
+        ]
+
+    return {
+        "architectures": ["MossAudioTokenizerModel"],
+        "model_type": "moss-audio-tokenizer",
+        "sampling_rate": SAMPLE_RATE,
+        "downsample_rate": 1920,
+        "causal_transformer_context_duration": 4.0,
+        "number_channels": 1,
+        "enable_channel_interleave": False,
+        "compute_dtype": "fp32",
+        "codec_weight_dtype": "fp32",
+        "encoder_kwargs": modules(ENCODER),
+        "decoder_kwargs": modules(DECODER),
+        "quantizer_type": "rlfq",
+        "quantizer_kwargs": {
+            "input_dim": CODEC_LATENT,
+            "rvq_dim": CODEC_RVQ,
+            "output_dim": CODEC_LATENT,
+            "num_quantizers": N_VQ,
+            "codebook_size": CODEBOOK,
+            "codebook_dim": CODEC_DIM,
+            "quantizer_type": "rlfq",
+        },
+    }
+
+
+def codec_tensors(rng: np.random.Generator) -> dict[str, Array]:
+    tensors: dict[str, Array] = {}
+
+    def linear(out_dim: int, in_dim: int, gain: float = 1.0) -> Array:
+        return (rng.standard_normal((out_dim, in_dim)) * gain / np.sqrt(in_dim)).astype(np.float32)
+
+    def stack(prefix: str, plan: list[tuple[str | int | float, ...]]) -> None:
+        for i, entry in enumerate(plan):
+            if entry[0] == "patch":
+                continue
+            in_dim, width, out_dim = (int(v) for v in entry[1:4])
+            # 240 samples a step leave the last stage; 0.1 keeps the babble quiet.
+            gain = 0.1 if prefix == "decoder" and out_dim == 240 else 1.0
+            tensors[f"{prefix}.{i}.input_proj.weight"] = linear(width, in_dim)
+            tensors[f"{prefix}.{i}.output_proj.weight"] = linear(out_dim, width, gain)
+            for layer in range(2):
+                base = f"{prefix}.{i}.transformer.layers.{layer}"
+                for norm in ("norm1", "norm2"):
+                    tensors[f"{base}.{norm}.weight"] = np.ones(width, np.float32)
+                    tensors[f"{base}.{norm}.bias"] = np.zeros(width, np.float32)
+                tensors[f"{base}.self_attn.in_proj.weight"] = linear(3 * width, width)
+                tensors[f"{base}.self_attn.out_proj.weight"] = linear(width, width)
+                tensors[f"{base}.ffn.0.weight"] = linear(2 * width, width)
+                tensors[f"{base}.ffn.2.weight"] = linear(width, 2 * width)
+                for scale in (1, 2):
+                    tensors[f"{base}.layer_scale_{scale}.scale"] = np.full(width, 0.5, np.float32)
+
+    def weight_normed(name: str, out_dim: int, in_dim: int) -> None:
+        direction = linear(out_dim, in_dim)[:, :, None]
+        tensors[f"{name}.parametrizations.weight.original1"] = direction
+        tensors[f"{name}.parametrizations.weight.original0"] = np.sqrt((direction**2).sum((1, 2), keepdims=True))
+        tensors[f"{name}.bias"] = np.zeros(out_dim, np.float32)
+
+    stack("encoder", ENCODER)
+    stack("decoder", DECODER)
+    weight_normed("quantizer.input_proj", CODEC_RVQ, CODEC_LATENT)
+    weight_normed("quantizer.output_proj", CODEC_LATENT, CODEC_RVQ)
+    for i in range(N_VQ):
+        level = f"quantizer.quantizers.{i}"
+        weight_normed(f"{level}.in_proj", CODEC_DIM, CODEC_RVQ)
+        weight_normed(f"{level}.out_proj", CODEC_RVQ, CODEC_DIM)
+        tensors[f"{level}.codebook.weight"] = rng.standard_normal((CODEBOOK, CODEC_DIM)).astype(np.float32)
+    return tensors
+
+
+def make_babble(folder: Path) -> None:
+    """Write the checkpoint to `folder` (talker) and `folder/codec`."""
+    rng = np.random.default_rng(20261129)
+    for target, config, tensors in [
+        (folder, talker_config(), talker_tensors(rng)),
+        (folder / "codec", codec_config(), codec_tensors(rng)),
+    ]:
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python scripts/make_babble.py FOLDER")
+    make_babble(Path(sys.argv[1]))

@@ -1,0 +1,310 @@
+"""Audio in and out: any file to planar float32, planar float32 to a file, and one sample rate to another."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hocket.core import AudioArray
+from hocket.errors import AudioFileError
+from hocket.files import check_replaceable, write_atomically
+
+MAX_CHANNELS = 8
+MAX_SAMPLE_RATE = 192_000
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+#: Containers that state their length, and how many seconds of it may be missing before a file counts as cut short:
+#: codec delay and rounding stay under 0.2 s even at 8 kHz. The other containers (mp3, ADTS) are bare sequences of
+#: packets: FFmpeg guesses their length from a bit rate, and any part of one is a whole file.
+_STATED_LENGTH_TOLERANCE_SECONDS = {
+    "flac": 0.001,
+    "wav": 0.25,
+    "ogg": 0.25,
+    "matroska,webm": 0.25,
+    "mov,mp4,m4a,3gp,3g2,mj2": 0.25,
+}
+#: Sizes from here up are what programs write into a WAV header when they stream and do not know the size.
+_WAV_UNKNOWN_SIZE = 0x7FFF0000
+
+
+def decode_audio(source: Path | bytes, *, max_bytes: int, max_seconds: float) -> AudioArray:
+    """The first audio track of a file, or of the bytes of one, as it is: its rate, its channels, float32.
+
+    Whatever FFmpeg reads is taken: wav, flac, mp3, ogg, m4a, aac, webm and more, up to 192 kHz and 8 channels.
+    Encoder delay and padding are trimmed as the container says. Decoding stops as soon as it passes `max_seconds`.
+
+    Raises AudioFileError, naming the file: missing, a folder, empty, not audio, without an audio track, corrupt,
+    cut short, or over a limit.
+    """
+    name = repr(str(source)) if isinstance(source, Path) else "the audio"
+    data = _read_bytes(source, max_bytes, name) if isinstance(source, Path) else source
+    if not data:
+        raise AudioFileError(f"{name} is empty; give a recording")
+    if len(data) > max_bytes:
+        raise AudioFileError(f"{name} has {len(data)} bytes; the limit is {max_bytes}")
+    if _wav_is_cut_short(data):
+        raise AudioFileError(f"{name} is cut short: its header promises more bytes than it has")
+    try:
+        # FFmpeg opens what a playlist or a concat script names, be it a local file or a URL. No protocol has the name
+        # "none", so every such opening fails. Tags that are not UTF-8 are no reason to refuse a recording.
+        with av.open(
+            io.BytesIO(data), "r", options={"protocol_whitelist": "none"}, metadata_errors="ignore"
+        ) as container:
+            return _decode_container(container, name, max_seconds)
+    except av.FFmpegError as error:
+        raise AudioFileError(f"{name} is not an audio file, or is corrupt; give wav, flac, mp3, ogg or m4a") from error
+
+
+def _read_bytes(path: Path, max_bytes: int, name: str) -> bytes:
+    try:
+        if path.is_dir():
+            raise AudioFileError(f"cannot read {name}: it is a folder; give an audio file")
+        if path.exists() and not path.is_file():  # a pipe or a device could be waited on for ever
+            raise AudioFileError(f"cannot read {name}: it is not a regular file")
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise AudioFileError(f"{name} has {size} bytes; the limit is {max_bytes}")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise AudioFileError(f"cannot read {name}: {reason}") from error
+
+
+def _wav_is_cut_short(data: bytes) -> bool:
+    """FFmpeg silently shortens the stated length of a WAV file to what is there, so the header is read here."""
+    stated_bytes = int.from_bytes(data[4:8], "little") + 8
+    return data[:4] == b"RIFF" and len(data) < stated_bytes < _WAV_UNKNOWN_SIZE
+
+
+def _decode_container(container: av.container.InputContainer, name: str, max_seconds: float) -> AudioArray:
+    if not container.streams.audio:
+        raise AudioFileError(f"{name} has no audio track")
+    stream = container.streams.audio[0]
+    stated_seconds = _stated_seconds(container, stream)
+    rate, channels, count = 0, 0, 0
+    pieces: list[NDArray[np.float32]] = []
+    for frame in container.decode(stream):
+        if not pieces:
+            rate, channels = frame.sample_rate, frame.layout.nb_channels
+            if not (1 <= channels <= MAX_CHANNELS and 1 <= rate <= MAX_SAMPLE_RATE):
+                limits = f"{MAX_CHANNELS} channels and {MAX_SAMPLE_RATE} Hz"
+                raise AudioFileError(f"{name} has {channels} channels at {rate} Hz; the limits are {limits}")
+        if (frame.sample_rate, frame.layout.nb_channels) != (rate, channels):
+            raise AudioFileError(f"{name} changes its sample rate or channels midway; convert it to a plain wav")
+        pieces.append(_frame_samples(frame))
+        count += frame.samples
+        if count > max_seconds * rate:
+            stated = "" if stated_seconds is None else f" (its header says {stated_seconds:.1f} s)"
+            raise AudioFileError(f"{name} is longer than the limit of {max_seconds:g} s{stated}")
+    if count == 0:
+        raise AudioFileError(f"{name} holds no samples")
+    if stated_seconds is not None:
+        if count / rate < stated_seconds - _STATED_LENGTH_TOLERANCE_SECONDS[container.format.name]:
+            raise AudioFileError(
+                f"{name} is corrupt or cut short: {count / rate:.2f} s of the {stated_seconds:.2f} s its header states"
+            )
+        # An MP4 file states its length, but FFmpeg decodes the last packet's padding all the same.
+        excess = count - round(stated_seconds * rate)
+        if "mp4" in container.format.name and 0 < excess < pieces[-1].shape[1]:
+            pieces[-1] = pieces[-1][:, :-excess]
+    return AudioArray(np.concatenate(pieces, axis=1), rate)
+
+
+def _stated_seconds(container: av.container.InputContainer, stream: av.AudioStream) -> float | None:
+    """The length that the header states, in seconds; None where there is none or FFmpeg only guesses it."""
+    if container.format.name not in _STATED_LENGTH_TOLERANCE_SECONDS:
+        return None
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    if container.duration and not container.streams.video:  # of the longest track, so with a video not the audio's
+        return container.duration / av.time_base
+    return None
+
+
+def _frame_samples(frame: av.AudioFrame) -> NDArray[np.float32]:
+    """Samples [C, S] of one decoded frame. Integers are divided by their full scale (32768 for 16 bits)."""
+    samples = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite
+        floats: NDArray[np.float32] = samples.astype(np.float32)
+    if samples.dtype == np.uint8:
+        return (floats - np.float32(128)) / np.float32(128)
+    if np.issubdtype(samples.dtype, np.integer):
+        return floats / np.float32(1 << (8 * samples.itemsize - 1))
+    return floats
+
+
+# ---------------------------------------------------------------------------------------------------- resampling
+
+_LOWPASS_ZEROS = 6
+_ROLLOFF = 0.99
+#: Output phases computed by one convolution. Its kernel is dense over the inputs of all of them, so more phases mean
+#: more multiplications by zero, fewer mean more calls: 60 s of stereo, 44.1 to 48 kHz, take 0.1 s of one core with 64.
+_PHASES = 64
+
+
+def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> NDArray[np.float32]:
+    """float32 [C, S] at `from_rate` Hz to [C, ceil(S * to_rate / from_rate)] at `to_rate` Hz.
+
+    A Hann-windowed sinc, six zero crossings wide, cut off at 0.99 of the lower Nyquist frequency: the defaults of
+    torchaudio.functional.resample, because that is what the models' own processors use and another kernel gives other
+    codes (spec/moss 1.8). The kernel is evaluated in float32, as it is there, but for 64 phases at a time: 44101 to
+    48000 Hz needs a kernel of 64 x 74 and not one of 48000 x 44115 (8 GiB).
+    """
+    divisor = math.gcd(from_rate, to_rate)
+    down, up = from_rate // divisor, to_rate // divisor
+    if down == up or samples_CS.shape[1] == 0:
+        return samples_CS
+    cutoff = min(down, up) * _ROLLOFF
+    half_taps = math.ceil(_LOWPASS_ZEROS * down / cutoff)
+
+    # A period is `down` inputs and `up` outputs; output p of a period lies p * down / up inputs after its start.
+    length = -(-samples_CS.shape[1] * up // down)
+    periods = -(-length // up)
+    right = max(0, periods * down + half_taps + 1 - samples_CS.shape[1])
+    padded_C1S = torch.from_numpy(np.pad(samples_CS, ((0, 0), (half_taps, right))))[:, None]
+    output_CTP = torch.empty(samples_CS.shape[0], periods, up)
+    for start in range(0, up, _PHASES):
+        phase_P = torch.arange(start, min(start + _PHASES, up))
+        first_tap, last_tap = start * down // up - half_taps, int(phase_P[-1]) * down // up + half_taps
+        tap_K = torch.arange(first_tap, last_tap + 1)
+        time_PK = (-phase_P.float() / up)[:, None] + tap_K.float() / down
+        kernel_PK = _windowed_sinc(time_PK * cutoff) * (cutoff / down)
+        inputs_C1S = padded_C1S[:, :, first_tap + half_taps : last_tap + half_taps + 1 + (periods - 1) * down]
+        outputs_CPT = torch.nn.functional.conv1d(inputs_C1S, kernel_PK[:, None], stride=down)
+        output_CTP[:, :, start : start + _PHASES] = outputs_CPT.transpose(1, 2)
+    return output_CTP.flatten(1)[:, :length].contiguous().numpy()
+
+
+def _windowed_sinc(t: torch.Tensor) -> torch.Tensor:
+    """sinc(t) under a Hann window that ends at the sixth zero crossing."""
+    t = t.clamp(-_LOWPASS_ZEROS, _LOWPASS_ZEROS)
+    window = torch.cos(t * (math.pi / _LOWPASS_ZEROS / 2)) ** 2
+    t = t * math.pi
+    return torch.where(t == 0, 1.0, torch.sin(t) / t) * window
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    muxer: str
+    codec: str
+    #: Lossy codecs only.
+    bits_per_second_per_channel: int | None = None
+
+
+_FORMATS = {
+    ".wav": _Format("wav", "pcm_s16le"),
+    ".flac": _Format("flac", "flac"),
+    ".mp3": _Format("mp3", "libmp3lame", 96_000),
+    ".opus": _Format("opus", "libopus", 64_000),
+    ".ogg": _Format("ogg", "libopus", 64_000),
+    ".webm": _Format("webm", "libopus", 64_000),
+    ".m4a": _Format("ipod", "aac", 96_000),
+    ".aac": _Format("adts", "aac", 96_000),
+}
+_FLOAT_WAV = _Format("wav", "pcm_f32le")
+_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+#: RIFF counts bytes in 32 bits.
+_MAX_WAV_BYTES = 2**32 - 2**10
+
+
+def check_writable(path: Path) -> None:
+    """Whether audio could be written to `path`, before any model work: a known suffix, a folder that takes files.
+
+    Raises AudioFileError.
+    """
+    _format_of(path)
+    check_replaceable(path)
+
+
+def write_audio(path: Path, samples_CS: NDArray[np.float32], sample_rate: int, *, float32: bool = False) -> None:
+    """Write float32 [C, S] to `path`, whole or not at all, in the format of its suffix.
+
+    `.wav` and `.flac` hold 16 bits: samples are clipped to [-1, 1], multiplied by 32768, rounded half to even and
+    limited to 32767. `float32=True` (`.wav` only) keeps them as they are. `.mp3`, `.m4a` and `.aac` take 96 kbit/s a
+    channel, `.opus`, `.ogg` and `.webm` are Opus at 64 kbit/s; samples are clipped to [-1, 1] first. A rate that the
+    codec does not take is resampled to its next higher one (or its highest). The same samples give the same bytes.
+
+    No samples give a file without samples. Raises AudioFileError.
+    """
+    audio_format = _format_of(path)
+    if float32:
+        if path.suffix.lower() != ".wav":
+            raise AudioFileError(f"cannot write {str(path)!r} with float32 samples: only .wav holds them")
+        audio_format = _FLOAT_WAV
+    check_replaceable(path)
+    if samples_CS.ndim != 2 or not 1 <= samples_CS.shape[0] <= MAX_CHANNELS:
+        raise AudioFileError(
+            f"cannot write {str(path)!r}: samples of the shape {samples_CS.shape} are not [1..8, samples]"
+        )
+    if not np.isfinite(samples_CS).all():
+        raise AudioFileError(f"cannot write {str(path)!r}: the samples hold NaN or infinity")
+    if audio_format.muxer == "wav" and samples_CS.size * (4 if float32 else 2) > _MAX_WAV_BYTES:
+        raise AudioFileError(f"cannot write {str(path)!r}: a .wav file ends at 4 GiB; write .flac")
+    try:
+        data = _encode(audio_format, samples_CS, sample_rate)
+    except (av.FFmpegError, ValueError) as error:
+        shape = f"{samples_CS.shape[0]} channels at {sample_rate} Hz"
+        raise AudioFileError(f"cannot write {str(path)!r}: its encoder refuses {shape}") from error
+    write_atomically(path, data)
+
+
+def _format_of(path: Path) -> _Format:
+    found = _FORMATS.get(path.suffix.lower())
+    if found is None:
+        raise AudioFileError(f"cannot write {str(path)!r}: unknown suffix; use one of {', '.join(_FORMATS)}")
+    return found
+
+
+def _encode(audio_format: _Format, samples_CS: NDArray[np.float32], sample_rate: int) -> bytes:
+    rates = av.Codec(audio_format.codec, "w").audio_rates
+    if rates and sample_rate not in rates:
+        encoder_rate = min((rate for rate in rates if rate > sample_rate), default=max(rates))
+        samples_CS, sample_rate = resample(samples_CS, sample_rate, encoder_rate), encoder_rate
+
+    channels = samples_CS.shape[0]
+    # "bitexact" leaves out versions, dates and random ids. MP4 counts its length in units of 1 ms if not told better.
+    options = {"fflags": "+bitexact"} | ({"movie_timescale": str(sample_rate)} if audio_format.muxer == "ipod" else {})
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=audio_format.muxer, options=options) as container:
+        stream = container.add_stream(audio_format.codec, rate=sample_rate, layout=_LAYOUTS[channels])
+        assert isinstance(stream, av.AudioStream)
+        if audio_format.bits_per_second_per_channel is not None:
+            stream.bit_rate = audio_format.bits_per_second_per_channel * channels
+        container.start_encoding()
+        for frame in _encoder_frames(audio_format, samples_CS, sample_rate):
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+def _encoder_frames(
+    audio_format: _Format, samples_CS: NDArray[np.float32], sample_rate: int
+) -> Iterator[av.AudioFrame]:
+    """Frames of at most a second, interleaved, in 16-bit integers where the codec is exact in them."""
+    channels, length = samples_CS.shape
+    for start in range(0, length, sample_rate):
+        piece_SC = samples_CS[:, start : start + sample_rate].T
+        if audio_format is not _FLOAT_WAV:
+            piece_SC = piece_SC.clip(-1.0, 1.0)
+        if audio_format.codec in {"pcm_s16le", "flac"}:
+            piece_SC = np.rint(piece_SC * 32768.0).clip(-32768, 32767).astype(np.int16)
+        interleaved = np.ascontiguousarray(piece_SC).reshape(1, -1)
+        kind = "s16" if interleaved.dtype == np.int16 else "flt"
+        frame = av.AudioFrame.from_ndarray(interleaved, format=kind, layout=_LAYOUTS[channels])
+        frame.sample_rate = sample_rate
+        frame.pts = start
+        yield frame

@@ -1,0 +1,177 @@
+"""When a stream's codes go to the codec, and with whom: chunk sizes, playback deadlines, a bounded wait for company.
+
+A stream is *due* at the latest moment at which its next chunk should be launched: at once for the first chunk, and a
+margin before its player runs dry for the others. Batches are formed by due time. Due times do not move while a chunk
+waits, so every chunk becomes the earliest one some day: nobody starves.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from hocket.config import PositiveInt
+from hocket.core import StrictModel
+from hocket.engine.request import DecodeBatch, DecodeItem, Request
+
+NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class ChunkPolicy(StrictModel):
+    """Sizes of chunks (frames) and of decode batches (streams), and how long a chunk may wait."""
+
+    #: Small, because the listener waits for it.
+    first_chunk_frames: PositiveInt = 1
+    #: Sizes of the chunks after the first, while the player's buffer grows.
+    ramp_frames: tuple[PositiveInt, ...] = (2, 4, 8)
+    #: Size of every chunk after the ramp, and of all chunks of a request that does not stream. The largest size.
+    steady_chunk_frames: PositiveInt = 15
+    #: Chunks wait for this many ready streams ...
+    min_batch: PositiveInt = 8
+    #: ... but no longer than this, and not at all where waiting cannot help.
+    max_wait_ms: NonNegativeFloat = 20.0
+    max_batch: PositiveInt = 32
+    #: A chunk is launched at the latest this long before its player runs dry.
+    deadline_margin_ms: NonNegativeFloat = 40.0
+    #: The due time of a chunk that nobody plays yet, counted from the moment that it was ready.
+    offline_slack_ms: NonNegativeFloat = 500.0
+    #: Decode batches launched and not collected; more would only queue up on the device, out of deadline order.
+    max_in_flight: PositiveInt = 2
+
+    @model_validator(mode="after")
+    def _sizes_grow(self) -> ChunkPolicy:
+        if list(self.sizes) != sorted(self.sizes):
+            raise ValueError(f"chunk sizes must not shrink from first to ramp to steady, got {self.sizes}")
+        if self.min_batch > self.max_batch:
+            raise ValueError(f"min_batch {self.min_batch} is above max_batch {self.max_batch}; lower it")
+        return self
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """First, ramp, steady."""
+        return (self.first_chunk_frames, *self.ramp_frames, self.steady_chunk_frames)
+
+    def width(self, frames: int) -> int:
+        """The smallest size that holds `frames`."""
+        return next(size for size in self.sizes if size >= frames)
+
+
+class DecodeQueue:
+    """The streams with a chunk to decode.
+
+    A frame counts from when its stop flag was read back, so no code past a stop is ever decoded.
+    """
+
+    __slots__ = ("_frame_seconds", "_in_flight", "_margin", "_max_wait", "_ready", "_slack", "policy", "underruns")
+
+    def __init__(self, policy: ChunkPolicy, frame_seconds: float) -> None:
+        self.policy = policy
+        #: Chunks that came back after their player had run dry.
+        self.underruns = 0
+        self._frame_seconds = frame_seconds
+        self._margin = policy.deadline_margin_ms / 1000
+        self._max_wait = policy.max_wait_ms / 1000
+        self._slack = policy.offline_slack_ms / 1000
+        self._ready: list[Request] = []
+        self._in_flight = 0
+
+    @property
+    def ready(self) -> int:
+        """Streams with a chunk to decode."""
+        return len(self._ready)
+
+    def start(self, request: Request) -> None:
+        """Set a new request's place in the ramp."""
+        request.stage = 0 if request.streaming else len(self.policy.sizes) - 1
+        request.chunk_frames = self.policy.sizes[request.stage]
+
+    def update(self, request: Request, now: float) -> None:
+        """Note that `request` has new frames, or has its last one: it is ready with a whole chunk, or with its tail."""
+        undecoded = request.frames - request.sent
+        wanted = request.chunk_frames if request.finish_reason is None else 1
+        if undecoded >= wanted and math.isnan(request.ready_at):
+            request.ready_at = now
+            self._ready.append(request)
+
+    def discard(self, request: Request) -> None:
+        """Decode nothing more of `request`."""
+        if not math.isnan(request.ready_at):
+            request.ready_at = math.nan
+            self._ready.remove(request)
+
+    def next_batch(self, now: float, generating: int) -> DecodeBatch | None:
+        """The chunks to decode now; `generating` is how many streams are still being given frames.
+
+        A due first chunk goes without the larger ones: alone it takes 8 codec streams 4.8 ms, beside 15 frames 8.1 ms.
+        Where a larger one is due even earlier, the first chunks travel with it rather than wait for it.
+        """
+        if not self._ready or self._in_flight >= self.policy.max_in_flight:
+            return None
+        self._ready.sort(key=self._due)
+        head = self._ready[0]
+        if self._worth_waiting(head, now, generating):
+            return None
+        chosen = self._ready[: self.policy.max_batch]
+        if self._is_first(head):
+            limit = self.policy.first_chunk_frames
+            chosen = [request for request in self._ready if self._count(request) <= limit][: self.policy.max_batch]
+        items = [self._send(request, now) for request in chosen]
+        taken = set(chosen)
+        self._ready = [request for request in self._ready if request not in taken]
+        for request in chosen:
+            self.update(request, now)
+        self._in_flight += 1
+        return DecodeBatch(items, self.policy.width(max(item.count for item in items)))
+
+    def collect(self, batch: DecodeBatch, now: float) -> None:
+        """Account for `batch`, whose audio has come back; batches come back in the order of their launch."""
+        self._in_flight -= 1
+        for item in batch.items:
+            request = item.request
+            if request.decoded == 0:
+                request.first_audio_at = request.play_start = now
+            elif request.streaming and request.wants_audio:
+                late = now - (request.play_start + request.decoded * self._frame_seconds)
+                if late > 0.0:
+                    # The player stood still that long, so all that follows is due that much later.
+                    request.play_start += late
+                    request.late_seconds = max(request.late_seconds, late)
+                    self.underruns += 1
+            request.decoded += item.count
+
+    def _worth_waiting(self, head: Request, now: float, generating: int) -> bool:
+        if len(self._ready) >= self.policy.min_batch or self._due(head) <= now:
+            return False
+        if now - min(request.ready_at for request in self._ready) >= self._max_wait:
+            return False
+        return generating > sum(request.finish_reason is None for request in self._ready)
+
+    def _is_first(self, request: Request) -> bool:
+        return request.streaming and request.sent == 0
+
+    def _due(self, request: Request) -> float:
+        if not request.streaming:
+            return request.ready_at + self._slack
+        if request.sent == 0:
+            return request.ready_at
+        return request.play_start + request.sent * self._frame_seconds - self._margin
+
+    def _count(self, request: Request) -> int:
+        """Frames to decode of a request: its chunk, or up to a steady one for a tail and where frames piled up."""
+        undecoded = request.frames - request.sent
+        steady = self.policy.steady_chunk_frames
+        ramp_is_over = undecoded >= steady or request.finish_reason is not None
+        return min(undecoded, steady if ramp_is_over and not self._is_first(request) else request.chunk_frames)
+
+    def _send(self, request: Request, now: float) -> DecodeItem:
+        item = DecodeItem(request, request.sent, self._count(request))
+        if request.sent == 0:
+            request.play_start = now  # a guess until the audio comes back; only makes the second chunk more urgent
+        request.sent += item.count
+        request.stage = min(request.stage + 1, len(self.policy.sizes) - 1)
+        request.chunk_frames = self.policy.sizes[request.stage]
+        request.ready_at = math.nan
+        return item

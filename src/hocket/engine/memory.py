@@ -1,0 +1,260 @@
+"""Who holds which row and which page of the talker's K/V cache: integers only, the tensors live in the runners.
+
+A page is always in exactly one of three states: free; held by `references > 0` owners; or kept, which means that nobody
+holds it but its content is known by a digest, so that a later prompt with the same rows can take it as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import CapacityError, HocketError
+
+#: Padding of a batch reads and writes this page; no request ever holds it.
+SCRATCH_PAGE = 0
+
+
+class RowPool:
+    """The engine's rows, 0 .. rows-1, each held by at most one request.
+
+    The lowest free row goes first: which row a request gets depends on the free set alone, and at low load the live
+    rows stay together at the start of every row-indexed tensor.
+    """
+
+    __slots__ = ("_free", "_held", "rows")
+
+    def __init__(self, rows: int) -> None:
+        if rows < 1:
+            raise HocketError(f"a row pool needs at least 1 row, got {rows}")
+        self.rows = rows
+        self._free = list(range(rows))  # ascending, so already a heap
+        self._held = [False] * rows
+
+    @property
+    def free(self) -> int:
+        """Rows that can be acquired now."""
+        return len(self._free)
+
+    def acquire(self) -> int:
+        """Take the lowest free row. Raises `CapacityError` when there is none."""
+        if not self._free:
+            raise CapacityError(f"all {self.rows} rows are in use; check `free` before acquiring")
+        row = heapq.heappop(self._free)
+        self._held[row] = True
+        return row
+
+    def release(self, row: int) -> None:
+        """Give `row` back. Raises `HocketError` when it is not held: two owners believed that it was theirs."""
+        if not 0 <= row < self.rows or not self._held[row]:
+            raise HocketError(f"row {row} was released but is not held")
+        self._held[row] = False
+        heapq.heappush(self._free, row)
+
+    def check(self, owned: Iterable[int]) -> None:
+        """Raise `HocketError` unless the rows in `owned` (one entry per owner) are exactly the held ones."""
+        claims = Counter(owned)
+        free = Counter(self._free)
+        for row in claims.keys() | free.keys() | set(range(self.rows)):
+            held = 0 <= row < self.rows and self._held[row]
+            if claims[row] != held or free[row] != (not held):
+                raise HocketError(
+                    f"row {row} is {'held' if held else 'not held'}, claimed by {claims[row]} owners "
+                    f"and {free[row]} times in the free list"
+                )
+
+
+class PagePool:
+    """Reference-counted pages of `page_rows` K/V rows. `pages` counts page 0, the scratch page, which nobody gets."""
+
+    __slots__ = ("_digest_of", "_free", "_kept", "_page_of", "_references", "evictions", "page_rows", "pages")
+
+    def __init__(self, pages: int, page_rows: int) -> None:
+        if pages < 2 or page_rows < 1:
+            raise HocketError(f"a page pool needs at least 2 pages of 1 row, got {pages} of {page_rows}")
+        self.pages = pages
+        self.page_rows = page_rows
+        #: Kept pages that were emptied to make room.
+        self.evictions = 0
+        self._free = list(range(pages - 1, SCRATCH_PAGE, -1))
+        self._references = [0] * pages
+        self._digest_of: list[bytes | None] = [None] * pages
+        self._page_of: dict[bytes, int] = {}
+        #: Pages nobody holds whose content is known, least recently used first (a dict keeps its order of insertion).
+        self._kept: dict[int, None] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Pages that one request could hold if it were alone."""
+        return self.pages - 1
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def kept(self) -> int:
+        return len(self._kept)
+
+    @property
+    def available(self) -> int:
+        """Pages that `acquire` can hand out now: free ones, then kept ones, which lose their content."""
+        return len(self._free) + len(self._kept)
+
+    def pages_for(self, rows: int) -> int:
+        """Pages that `rows` K/V rows take."""
+        return -(-rows // self.page_rows)
+
+    def references(self, page: int) -> int:
+        return self._references[page]
+
+    def acquire(self, count: int) -> list[int]:
+        """Take `count` pages with unknown content, one reference each: all of them, or `CapacityError` and none."""
+        if count > self.available:
+            raise CapacityError(
+                f"{count} pages were asked for but only {self.available} of {self.capacity} are available"
+            )
+        while len(self._free) < count:
+            self._evict()
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._references[page] = 1
+        return taken
+
+    def share(self, page: int) -> None:
+        """Add an owner to a page that is held or kept."""
+        if self._references[page] == 0:
+            if page not in self._kept:
+                raise HocketError(f"page {page} cannot be shared: nobody holds it and its content is not kept")
+            del self._kept[page]
+        self._references[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Take one owner off each page. The last owner's leaving frees a page, or keeps it when its content is known.
+
+        Goes backwards, so that of a prompt's kept pages the last is evicted first: a chain without its head is no use.
+        """
+        for page in reversed(pages):
+            if page == SCRATCH_PAGE or self._references[page] == 0:
+                raise HocketError(f"page {page} was released but is not held")
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                if self._digest_of[page] is None:
+                    self._free.append(page)
+                else:
+                    self._kept[page] = None
+
+    def publish(self, page: int, digest: bytes) -> None:
+        """Say that `page`, which is held and will not be written again, has the content `digest`.
+
+        Where another page has that content already, that one stays the known one.
+        """
+        if self._references[page] == 0 or self._digest_of[page] is not None:
+            raise HocketError(f"page {page} cannot be published: it is not held, or its content is known already")
+        if digest not in self._page_of:
+            self._page_of[digest] = page
+            self._digest_of[page] = digest
+
+    def find(self, digest: bytes) -> int | None:
+        """The held or kept page with the content `digest`."""
+        return self._page_of.get(digest)
+
+    def _evict(self) -> None:
+        page = next(iter(self._kept))
+        del self._kept[page]
+        digest = self._digest_of[page]
+        assert digest is not None  # only pages with a digest are ever kept
+        del self._page_of[digest]
+        self._digest_of[page] = None
+        self._free.append(page)
+        self.evictions += 1
+
+    def check(self, owned: Iterable[Sequence[int]]) -> None:
+        """Raise `HocketError` unless every page is free, kept, or held as often as `owned`, a list per owner, says."""
+        claims = Counter(page for pages in owned for page in pages)
+        free = Counter(self._free)
+        for page in claims.keys() | free.keys() | self._kept.keys() | set(range(self.pages)):
+            if page == SCRATCH_PAGE:
+                expected = claims[page] == free[page] == 0 and page not in self._kept
+            elif not 0 < page < self.pages:
+                expected = False
+            elif claims[page]:
+                expected = self._references[page] == claims[page] and not free[page] and page not in self._kept
+            else:
+                expected = self._references[page] == 0 and free[page] + (page in self._kept) == 1
+            if not expected:
+                references = self._references[page] if 0 <= page < self.pages else 0
+                raise HocketError(
+                    f"page {page} has {references} references and {claims[page]} claims by owners, is {free[page]} "
+                    f"times in the free list and {'' if page in self._kept else 'not '}kept"
+                )
+        named = {page: digest for page, digest in enumerate(self._digest_of) if digest is not None}
+        if named != {page: digest for digest, page in self._page_of.items()}:
+            raise HocketError("the digests of the pages and the index from digest to page disagree")
+        for page in self._kept.keys() | free.keys():
+            if (page in named) != (page in self._kept):
+                raise HocketError(f"page {page} is free with a digest, or kept without one")
+
+
+class PrefixCache:
+    """Finds pages that hold the same leading prompt rows, so that a template's head or a voice is computed once.
+
+    A page's digest covers its own rows and, by way of its parent's digest, every row before it: equal digests mean
+    equal prefixes (256-bit BLAKE2b, so no collision is ever seen). Only full pages of prompt rows take part, which is
+    why a shared page is never written: generated frames go to the private pages behind it.
+    """
+
+    __slots__ = ("_pool", "enabled", "hit_rows", "miss_rows")
+
+    def __init__(self, pool: PagePool, *, enabled: bool = True) -> None:
+        self._pool = pool
+        self.enabled = enabled
+        #: Prompt rows taken from the cache, and rows of full prompt pages that had to be computed.
+        self.hit_rows = 0
+        self.miss_rows = 0
+
+    def digests(self, prompt: NDArray[np.int64], salt: bytes = b"") -> tuple[bytes, ...]:
+        """One digest per full page of `prompt` int64 [rows, 1 + n_vq]; none when the cache is off.
+
+        `salt` stands for whatever else the K/V depends on and the rows do not show, such as a speaker embedding.
+        """
+        if not self.enabled:
+            return ()
+        page_rows = self._pool.page_rows
+        prompt = np.ascontiguousarray(prompt, dtype=np.int64)
+        digest = hashlib.blake2b(repr((page_rows, prompt.shape[1:])).encode() + salt, digest_size=32).digest()
+        chain = []
+        for start in range(0, len(prompt) - page_rows + 1, page_rows):
+            digest = hashlib.blake2b(digest + prompt[start : start + page_rows].tobytes(), digest_size=32).digest()
+            chain.append(digest)
+        return tuple(chain)
+
+    def match(self, digests: Sequence[bytes], prompt_rows: int, *, first: int = 0) -> list[int]:
+        """Known pages for a prompt's page `first` and those after it, without a gap; takes no reference (see `take`).
+
+        Never reaches the last prompt row: it must be computed, so that its hidden state exists.
+        """
+        pages: list[int] = []
+        for digest in digests[first : (prompt_rows - 1) // self._pool.page_rows]:
+            page = self._pool.find(digest)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def take(self, pages: Sequence[int]) -> None:
+        """Add an owner to matched `pages`."""
+        for page in pages:
+            self._pool.share(page)
+        self.hit_rows += len(pages) * self._pool.page_rows
+
+    def insert(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Let later prompts share `pages`, which their owner has just computed; `digests` are theirs, in order."""
+        for page, digest in zip(pages, digests, strict=True):
+            self._pool.publish(page, digest)
+        self.miss_rows += len(pages) * self._pool.page_rows

@@ -1,0 +1,161 @@
+"""The scheduler's nouns: one request's state, and the batches that go to the runners. Plain data, no torch.
+
+"Rows" are K/V rows: the prompt's rows first, then one row per launched frame. `Request.row` is the request's slot.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.core import FinishReason
+
+#: `Request.row` while it has none.
+NO_ROW = -1
+
+
+class RequestState(enum.Enum):
+    #: In the queue, without pages. A preempted request is here too, and still has its row.
+    WAITING = "waiting"
+    #: Has a row and pages; some K/V rows are still to be computed.
+    PREFILL = "prefill"
+    #: Launches a frame per step.
+    RUNNING = "running"
+    #: Its finish reason is known; work in flight and undecoded audio are still to be collected.
+    ENDING = "ending"
+    #: Holds nothing.
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as the scheduler sees it. Only the scheduler and its decode queue write to it, after construction."""
+
+    # What was asked for
+    id: str
+    #: Higher goes first.
+    priority: int
+    #: Number of the request among all that were added: its place within its priority.
+    arrival: int
+    #: int64 [prompt_rows, 1 + n_vq].
+    prompt: NDArray[np.int64] = field(repr=False)
+    max_frames: int
+    #: False: only the whole is wanted, so it decodes in steady chunks and its deadlines are loose.
+    streaming: bool
+    #: Prefix digests of the prompt's full pages.
+    digests: tuple[bytes, ...] = field(repr=False)
+    #: Seconds on the caller's clock, as are all `*_at` fields.
+    added_at: float
+
+    # Talker
+    state: RequestState = RequestState.WAITING
+    row: int = NO_ROW
+    pages: list[int] = field(default_factory=list)
+    #: Rows the pages have room for.
+    capacity_rows: int = 0
+    #: Rows whose K/V has been launched: prompt rows, then frames.
+    computed_rows: int = 0
+    #: Frames launched, frames whose stop flag was read back, and frames that count: those before the stop.
+    launched: int = 0
+    collected: int = 0
+    frames: int = 0
+    finish_reason: FinishReason | None = None
+    preemptions: int = 0
+
+    # Codec
+    #: Frames handed to the codec, and frames whose audio has come back.
+    sent: int = 0
+    decoded: int = 0
+    #: Place in the ramp of chunk sizes, and the size there: with this many undecoded frames the request is ready.
+    stage: int = 0
+    chunk_frames: int = 0
+    #: When the undecoded frames became a chunk; NaN while they are not.
+    ready_at: float = math.nan
+    #: When playback would have started had it never run dry; the first audio, moved on by every underrun.
+    play_start: float = math.nan
+    #: Longest underrun.
+    late_seconds: float = 0.0
+
+    # Times
+    admitted_at: float = math.nan
+    prefilled_at: float = math.nan
+    first_audio_at: float = math.nan
+
+    @property
+    def prompt_rows(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts first what is served first: higher priority, then earlier arrival."""
+        return (-self.priority, self.arrival)
+
+    @property
+    def wants_audio(self) -> bool:
+        """False once nobody will listen to what is still undecoded."""
+        return self.finish_reason not in ("cancelled", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillItem:
+    """Compute rows `start .. start + count` of a request: all of them prompt rows, or all of them frames.
+
+    `start` is on a page boundary, or at the first frame. Rows from `prompt_rows` on are the frames that were generated
+    before a preemption.
+    """
+
+    request: Request
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBatch:
+    """Launch one frame of each request: lists of one length, in rank order."""
+
+    requests: list[Request]
+    rows: list[int]
+    #: Index of the frame within its request, which keys its randomness.
+    frames: list[int]
+    #: K/V row that the frame writes.
+    starts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeItem:
+    """Decode frames `start .. start + count` of a request."""
+
+    request: Request
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """Chunks to decode together, each padded to `chunk_frames`, which is always one of the policy's sizes."""
+
+    items: list[DecodeItem]
+    chunk_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A snapshot. Counters run from the start of the scheduler."""
+
+    waiting: int
+    prefilling: int
+    running: int
+    ending: int
+    rows_free: int
+    pages_free: int
+    #: Pages that nobody holds and the prefix cache keeps.
+    pages_kept: int
+    prefix_hit_rows: int
+    prefix_miss_rows: int
+    prefix_evictions: int
+    preemptions: int
+    underruns: int

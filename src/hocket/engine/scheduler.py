@@ -1,0 +1,411 @@
+"""What the runners do next: who is admitted, which rows are prefilled, which frames launch, which chunks decode.
+
+Holds no tensor and reads no clock. A step is driven in this order:
+
+    admit → next_prefill, finish_prefill → next_frames → next_decode → collect_decode, collect_frames → release_finished
+
+Service is first come, first served within a priority, and nobody overtakes: when the head of the queue does not fit,
+those behind it wait too, however small they are, so the head is never starved by them.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from hocket.config import PositiveInt
+from hocket.core import FinishReason, StrictModel
+from hocket.engine.chunks import ChunkPolicy, DecodeQueue
+from hocket.engine.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool
+from hocket.engine.request import (
+    NO_ROW,
+    DecodeBatch,
+    FrameBatch,
+    PrefillItem,
+    Request,
+    RequestState,
+    SchedulerStats,
+)
+from hocket.errors import CapacityError, HocketError, InvalidRequestError
+
+_rank = attrgetter("rank")
+
+
+class SchedulerConfig(StrictModel):
+    """Sizes of what the scheduler hands out. `pages` counts the scratch page."""
+
+    rows: PositiveInt
+    pages: Annotated[int, Field(ge=2)]
+    page_rows: PositiveInt = 32
+    #: Longest prompt and speech together, in K/V rows: the width of the page table.
+    max_context_rows: PositiveInt = 4096
+    #: Rows prefilled per step, over all requests: what bounds how long a burst of arrivals holds up a running stream.
+    prefill_rows_per_step: PositiveInt = 512
+    #: Requests in the queue; further ones are refused. Preempted requests count, but always find a place.
+    max_waiting: PositiveInt = 1024
+    prefix_cache: bool = True
+
+    @model_validator(mode="after")
+    def _prefill_advances(self) -> SchedulerConfig:
+        if self.prefill_rows_per_step < self.page_rows:
+            raise ValueError(
+                f"prefill_rows_per_step {self.prefill_rows_per_step} is under page_rows {self.page_rows}; "
+                "prefill stops at page boundaries, so it would never advance"
+            )
+        return self
+
+
+class Scheduler:
+    """`chunks` is `None` for an engine without a codec: a request then ends with its last frame.
+
+    `page_table` int32 [rows, pages of max_context_rows] is kept up to date here: the pages of the request in that row,
+    in order, then the scratch page. Runners read it.
+    """
+
+    def __init__(self, config: SchedulerConfig, chunks: ChunkPolicy | None, *, frame_seconds: float) -> None:
+        self.config = config
+        self._rows = RowPool(config.rows)
+        self._pages = PagePool(config.pages, config.page_rows)
+        self._prefixes = PrefixCache(self._pages, enabled=config.prefix_cache)
+        self._decodes = None if chunks is None else DecodeQueue(chunks, frame_seconds)
+        width = self._pages.pages_for(config.max_context_rows)
+        self.page_table: NDArray[np.int32] = np.full((config.rows, width), SCRATCH_PAGE, dtype=np.int32)
+        # Every request that is not over is in exactly one of these; all but _ending are kept in rank order.
+        self._waiting: list[Request] = []
+        self._prefilling: list[Request] = []
+        self._running: list[Request] = []
+        self._queues = {
+            RequestState.WAITING: self._waiting,
+            RequestState.PREFILL: self._prefilling,
+            RequestState.RUNNING: self._running,
+        }
+        self._ending: list[Request] = []
+        self._arrivals = 0
+        self._preemptions = 0
+
+    # ---- requests come and go
+
+    def add(
+        self,
+        request_id: str,
+        prompt: NDArray[np.int64],
+        *,
+        max_frames: int,
+        now: float,
+        priority: int = 0,
+        streaming: bool = True,
+        prefix_salt: bytes = b"",
+    ) -> Request:
+        """Queue a request: `prompt` int64 [rows, 1 + n_vq], and at most `max_frames` new frames.
+
+        Raises `CapacityError` when the queue is full, and `InvalidRequestError` when it could not run even alone.
+        """
+        rows = len(prompt) + max_frames
+        limit = min(self.config.max_context_rows, self._pages.capacity * self.config.page_rows)
+        if len(prompt) < 1 or max_frames < 1:
+            raise InvalidRequestError(f"a request needs a prompt row and a frame, got {len(prompt)} and {max_frames}")
+        if rows > limit:
+            raise InvalidRequestError(
+                f"{len(prompt)} prompt rows and {max_frames} frames make {rows} rows, and {limit} is the most; "
+                "shorten the text or the reference, or lower max_frames",
+                param="max_frames",
+            )
+        if len(self._waiting) >= self.config.max_waiting:
+            raise CapacityError(f"{self.config.max_waiting} requests are waiting already; try again later")
+        request = Request(
+            id=request_id,
+            priority=priority,
+            arrival=self._arrivals,
+            prompt=prompt,
+            max_frames=max_frames,
+            streaming=streaming,
+            digests=self._prefixes.digests(prompt, prefix_salt),
+            added_at=now,
+        )
+        self._arrivals += 1
+        if self._decodes is not None:
+            self._decodes.start(request)
+        insort(self._waiting, request, key=_rank)
+        return request
+
+    def finish(self, request: Request, reason: FinishReason, now: float) -> None:
+        """End a request, whatever its state. Frames read back so far still get their audio, except after `cancelled`
+        and `error`, which overrule the other reasons. No effect on a request that has ended as firmly already.
+        """
+        dropped = reason in ("cancelled", "error")
+        if request.state is RequestState.FINISHED or not request.wants_audio:
+            return
+        if request.state is RequestState.ENDING and not dropped:
+            return
+        if request.state is not RequestState.ENDING:
+            self._queues[request.state].remove(request)
+            request.state = RequestState.ENDING
+            self._ending.append(request)
+        request.finish_reason = reason
+        if self._decodes is not None:
+            if dropped:
+                self._decodes.discard(request)
+            else:
+                self._decodes.update(request, now)
+
+    def release_finished(self) -> list[Request]:
+        """Give back what ending requests hold, as soon as nothing in flight uses it: pages when their last frame was
+        collected, rows when their audio was too. Returns the requests that are thereby over, each exactly once.
+        """
+        finished = []
+        for request in self._ending:
+            if request.launched > request.collected:
+                continue
+            over = self._decodes is None or (
+                request.sent == request.decoded and (not request.wants_audio or request.sent == request.frames)
+            )
+            if over or request.pages:
+                self._give_back(request, with_row=over)
+            if over:
+                request.state = RequestState.FINISHED
+                finished.append(request)
+        if finished:
+            self._ending = [request for request in self._ending if request.state is RequestState.ENDING]
+        return finished
+
+    # ---- one step
+
+    def admit(self, now: float) -> list[Request]:
+        """Give rows and pages to the head of the queue while they last, and return whom: new requests, with
+        `launched == 0`, and preempted ones, which kept their row and are computed again.
+        """
+        admitted = []
+        while self._waiting:
+            request = self._waiting[0]
+            if (request.row == NO_ROW and not self._rows.free) or not self._reserve_pages(request):
+                break
+            del self._waiting[0]
+            if request.row == NO_ROW:
+                request.row = self._rows.acquire()
+                request.admitted_at = now
+            self.page_table[request.row, : len(request.pages)] = request.pages
+            request.state = RequestState.PREFILL
+            insort(self._prefilling, request, key=_rank)
+            admitted.append(request)
+        return admitted
+
+    def next_prefill(self) -> list[PrefillItem]:
+        """The rows to prefill now, within the budget; at most one item per request, in rank order.
+
+        Items end on page boundaries, or where the prompt or the frames end: a prompt is never cut inside a page.
+        """
+        budget = self.config.prefill_rows_per_step
+        items = []
+        for request in self._prefilling:
+            self._take_computed_pages(request)
+            start = request.computed_rows
+            end = request.prompt_rows
+            if start >= end:
+                end += request.launched
+            stop = min(end, start + budget)
+            if stop < end:
+                stop -= stop % self.config.page_rows
+            if stop <= start:
+                break
+            items.append(PrefillItem(request, start, stop - start))
+            budget -= stop - start
+        return items
+
+    def finish_prefill(self, items: Sequence[PrefillItem], now: float) -> None:
+        """`items` have been launched: their pages may be shared, and requests with no row left to compute run."""
+        page_rows = self.config.page_rows
+        for item in items:
+            request = item.request
+            if request.state is not RequestState.PREFILL:
+                continue
+            first = item.start // page_rows
+            request.computed_rows = item.start + item.count
+            last = min(request.computed_rows // page_rows, len(request.digests))
+            if first < last:
+                self._prefixes.insert(request.pages[first:last], request.digests[first:last])
+            if request.computed_rows == request.prompt_rows + request.launched:
+                if request.launched == 0:
+                    request.prefilled_at = now
+                request.state = RequestState.RUNNING
+                self._prefilling.remove(request)
+                insort(self._running, request, key=_rank)
+
+    def next_frames(self) -> FrameBatch:
+        """One frame of every running request that has one left and room for its row; empty when there is none."""
+        batch = []
+        for request in self._running:  # a preemption takes from the end, behind the request that grows
+            if request.launched == request.max_frames:
+                continue
+            if request.computed_rows == request.capacity_rows and not self._grow(request):
+                continue
+            request.launched += 1
+            request.computed_rows += 1
+            batch.append(request)
+        return FrameBatch(
+            requests=batch,
+            rows=[request.row for request in batch],
+            frames=[request.launched - 1 for request in batch],
+            starts=[request.computed_rows - 1 for request in batch],
+        )
+
+    def collect_frames(self, batch: FrameBatch, stopped: Sequence[bool], now: float) -> None:
+        """Take the stop flags of `batch`, one per request. A frame whose flag is set holds no speech; it and what was
+        launched behind it are dropped. Batches come back in the order of their launch.
+        """
+        for request, stop in zip(batch.requests, stopped, strict=True):
+            request.collected += 1
+            if request.finish_reason is not None:
+                continue
+            if stop:
+                self.finish(request, "stop", now)
+                continue
+            request.frames += 1
+            if request.frames == request.max_frames:
+                self.finish(request, "length", now)
+            elif self._decodes is not None and request.frames - request.sent >= request.chunk_frames:
+                self._decodes.update(request, now)
+
+    def next_decode(self, now: float) -> DecodeBatch | None:
+        """The chunks to decode now, or `None`: nothing is ready, it pays to wait, or enough is in flight."""
+        return None if self._decodes is None else self._decodes.next_batch(now, len(self._running))
+
+    def collect_decode(self, batch: DecodeBatch, now: float) -> None:
+        """The audio of `batch` has come back. Batches come back in the order of their launch."""
+        assert self._decodes is not None  # it made the batch
+        self._decodes.collect(batch, now)
+
+    # ---- what is seen from outside
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._prefilling or self._running or self._ending)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            waiting=len(self._waiting),
+            prefilling=len(self._prefilling),
+            running=len(self._running),
+            ending=len(self._ending),
+            rows_free=self._rows.free,
+            pages_free=self._pages.free,
+            pages_kept=self._pages.kept,
+            prefix_hit_rows=self._prefixes.hit_rows,
+            prefix_miss_rows=self._prefixes.miss_rows,
+            prefix_evictions=self._pages.evictions,
+            preemptions=self._preemptions,
+            underruns=0 if self._decodes is None else self._decodes.underruns,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `HocketError`, saying what is off, unless every row and page is where the requests say it is."""
+        live = [*self._waiting, *self._prefilling, *self._running, *self._ending]
+        self._rows.check(request.row for request in live if request.row != NO_ROW)
+        self._pages.check(request.pages for request in live)
+        expected = np.full_like(self.page_table, SCRATCH_PAGE)
+        for request in live:
+            if request.row != NO_ROW:
+                expected[request.row, : len(request.pages)] = request.pages
+            if request.capacity_rows != len(request.pages) * self.config.page_rows:
+                raise HocketError(
+                    f"request {request.id} has {len(request.pages)} pages for {request.capacity_rows} rows"
+                )
+            if request.computed_rows > request.capacity_rows:
+                raise HocketError(
+                    f"request {request.id} has {request.computed_rows} rows in {len(request.pages)} pages"
+                )
+        if not np.array_equal(expected, self.page_table):
+            raise HocketError("the page table and the requests' pages disagree")
+        for state, queue in self._queues.items():
+            for request in queue:
+                if request.state is not state:
+                    raise HocketError(f"request {request.id} is {request.state.value} but queued as {state.value}")
+        for request in self._running:
+            if request.computed_rows != request.prompt_rows + request.launched:
+                raise HocketError(f"request {request.id} runs with {request.computed_rows} rows computed")
+
+    # ---- rows and pages
+
+    def _reserve_pages(self, request: Request) -> bool:
+        """Give a waiting request the pages of all rows it must compute, where that leaves a page to grow for it and for
+        each active request: one that only just fits would be preempted within `page_rows` frames, and computed twice.
+        """
+        pages = self._pages
+        wanted = pages.pages_for(request.prompt_rows + request.launched)
+        known = self._prefixes.match(request.digests, request.prompt_rows)
+        growth = len(self._prefilling) + len(self._running)
+        if wanted < pages.pages_for(request.prompt_rows + request.max_frames):
+            growth += 1
+        woken = sum(pages.references(page) == 0 for page in known)
+        if wanted - len(known) + growth > pages.available - woken:
+            return False
+        self._prefixes.take(known)
+        request.pages = known + pages.acquire(wanted - len(known))
+        request.capacity_rows = wanted * self.config.page_rows
+        request.computed_rows = len(known) * self.config.page_rows
+        return True
+
+    def _take_computed_pages(self, request: Request) -> None:
+        """Swap pages about to be computed for pages with the same rows that another request has computed meanwhile."""
+        page_rows = self.config.page_rows
+        if request.computed_rows % page_rows:
+            return
+        first = request.computed_rows // page_rows
+        known = self._prefixes.match(request.digests, request.prompt_rows, first=first)
+        if not known:
+            return
+        last = first + len(known)
+        self._prefixes.take(known)
+        self._pages.release(request.pages[first:last])
+        request.pages[first:last] = known
+        self.page_table[request.row, first:last] = known
+        request.computed_rows = last * page_rows
+
+    def _grow(self, request: Request) -> bool:
+        """Add a page to a running request, if need be at the cost of those ranked behind it; False: it waits a step.
+
+        It waits where all others rank before it (they would only preempt it in turn), and where pages are coming back
+        anyway: an ending request's within two steps, for which a preemption would be a high price.
+        """
+        while not self._pages.available:
+            if any(other.pages for other in self._ending) or not self._preempt_behind(request):
+                return False
+        page = self._pages.acquire(1)[0]
+        self.page_table[request.row, len(request.pages)] = page
+        request.pages.append(page)
+        request.capacity_rows += self.config.page_rows
+        return True
+
+    def _preempt_behind(self, request: Request) -> bool:
+        """Take the pages of the active request that ranks last, if it ranks behind `request`. It keeps its row, so its
+        codes and codec state, and queues for pages; its K/V is then computed again from the prompt and its codes.
+        """
+        queue = max((queue for queue in (self._prefilling, self._running) if queue), key=lambda queue: queue[-1].rank)
+        victim = queue[-1]
+        if victim.rank <= request.rank:
+            return False
+        del queue[-1]
+        self._give_back(victim, with_row=False)
+        victim.state = RequestState.WAITING
+        victim.preemptions += 1
+        self._preemptions += 1
+        insort(self._waiting, victim, key=_rank)
+        return True
+
+    def _give_back(self, request: Request, *, with_row: bool) -> None:
+        """The only place where rows and pages are given back. Frames in flight may still write to a preempted request's
+        pages, which is harmless: whoever gets those is served by later launches of the same stream.
+        """
+        self._pages.release(request.pages)
+        if request.row != NO_ROW:
+            self.page_table[request.row, : len(request.pages)] = SCRATCH_PAGE
+        request.pages = []
+        request.capacity_rows = request.computed_rows = 0
+        if with_row and request.row != NO_ROW:
+            self._rows.release(request.row)
+            request.row = NO_ROW

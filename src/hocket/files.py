@@ -1,0 +1,53 @@
+"""Writing a file so that its path holds the old content or the whole new one, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from hocket.errors import AudioFileError
+
+
+def check_replaceable(path: Path) -> None:
+    """The cheap part of "can this file be written": its folder exists and takes new files, and it is no folder itself.
+
+    Raises AudioFileError, naming the path.
+    """
+    try:
+        folder = path.resolve().parent
+        if path.is_dir():
+            raise AudioFileError(f"cannot write {str(path)!r}: it is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            raise AudioFileError(f"cannot write {str(path)!r}: it is not a regular file; choose another name")
+        if not folder.is_dir():
+            raise AudioFileError(
+                f"cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it first"
+            )
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, a NUL in the name
+        raise AudioFileError(f"cannot write {str(path)!r}: {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise AudioFileError(f"cannot write {str(path)!r}: no permission to write in the folder {str(folder)!r}")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` beside `path` and rename it into place, with the permissions that the umask gives a new file.
+
+    Whatever interrupts it (a full disk, Ctrl-C), `path` keeps what it held and nothing is left beside it. A link is
+    followed, so it stays a link. Raises AudioFileError.
+    """
+    check_replaceable(path)
+    target = path.resolve()
+    partial = target.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut after the rename can leave an empty file under the final name
+        partial.replace(target)
+    except OSError as error:
+        raise AudioFileError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,134 @@
+"""Paged keys and values of a backbone, and the plain attention over them.
+
+A sequence owns pages of `page_rows` rows; `page_table_BP` names them in order. Page 0 belongs to nobody: padding writes
+there, and unused table entries point there. Nothing a sequence has not written is ever visible to it, so pages are
+handed on as they are, without clearing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: Where padding writes. No sequence may own it.
+SCRATCH_PAGE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVPages:
+    """Keys and values of all layers: each [layers, pages, page_rows, kv_heads, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        layers: int,
+        pages: int,
+        page_rows: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVPages:
+        """Uninitialised pages, the scratch page (number 0) included in `pages`."""
+        shape = (layers, pages, page_rows, kv_heads, head_dim)
+        return cls(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+
+    @property
+    def page_rows(self) -> int:
+        return self.keys.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """B sequences with up to T new rows each, right-padded, and where their cached rows are.
+
+    Prefill is `starts = 0`; a later chunk, or a prompt whose head another request has cached, is `starts > 0`; decoding
+    is T = 1; a padding sequence is `counts = 0`. `starts + counts` must fit the table: P * page_rows.
+    """
+
+    #: int64 [B, P]: the pages in order, SCRATCH_PAGE where there is none yet.
+    page_table_BP: Tensor
+    #: int64 [B]: rows already cached.
+    starts_B: Tensor
+    #: int64 [B]: new rows of each sequence, 0 .. T.
+    counts_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """What all layers share in one pass over a batch; L = P * page_rows. Made without a wait for the device."""
+
+    #: int64 [B, T]: position of each new row in its sequence.
+    positions_BT: Tensor
+    page_table_BP: Tensor
+    #: int64 [B * T]: row of the flattened pages that each new row is written to.
+    slots: Tensor
+    #: bool [B, 1, T, L]: cached row l is at or before new row t.
+    visible_B1TL: Tensor
+    #: bool [B, L, 1, 1]: row l has not been written by this sequence; its memory may hold anything, NaN included.
+    unwritten_BL11: Tensor
+
+    @classmethod
+    def of(cls, batch: PagedBatch, rows: int, page_rows: int) -> PagedPlan:
+        """The plan for `rows` = T new rows on pages of `page_rows`."""
+        table_BP, starts_B1 = batch.page_table_BP, batch.starts_B[:, None]
+        device = table_BP.device
+        rows_T = torch.arange(rows, device=device)
+        cached_L = torch.arange(table_BP.shape[1] * page_rows, device=device)
+        positions_BT = starts_B1 + rows_T
+        # Padding may lie past the table's end; clamped so that the look-up stays inside, then sent to scratch.
+        pages_BT = table_BP.gather(1, (positions_BT // page_rows).clamp(max=table_BP.shape[1] - 1))
+        is_row_BT = rows_T < batch.counts_B[:, None]
+        slots_BT = torch.where(is_row_BT, pages_BT * page_rows + positions_BT % page_rows, SCRATCH_PAGE * page_rows)
+        return cls(
+            positions_BT=positions_BT,
+            page_table_BP=table_BP,
+            slots=slots_BT.flatten(),
+            visible_B1TL=(cached_L <= positions_BT[..., None])[:, None],
+            unwritten_BL11=(cached_L >= starts_B1 + batch.counts_B[:, None])[..., None, None],
+        )
+
+
+def paged_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, kv: KVPages, layer: int, plan: PagedPlan) -> Tensor:
+    """Append the new keys and values (G kv heads) to `layer`'s pages and attend causally: [B, T, H, D].
+
+    Writes into `kv`. Outputs of padding rows are finite and mean nothing.
+    """
+    keys, values = kv.keys[layer], kv.values[layer]
+    keys.flatten(0, 1).index_copy_(0, plan.slots, k_BTGD.flatten(0, 1))
+    values.flatten(0, 1).index_copy_(0, plan.slots, v_BTGD.flatten(0, 1))
+    return _grouped_attention(q_BTHD, _gather(keys, plan), _gather(values, plan), plan.visible_B1TL)
+
+
+def _gather(pages: Tensor, plan: PagedPlan) -> Tensor:
+    """[B, L, G, D] of a layer's pages [pages, page_rows, G, D]: each sequence's rows in order, zero where unwritten.
+
+    Zero, because a mask alone would let NaN through (0 * NaN).
+    """
+    table_BP = plan.page_table_BP
+    rows = pages.index_select(0, table_BP.flatten()).view(table_BP.shape[0], -1, *pages.shape[2:])
+    return rows.masked_fill_(plan.unwritten_BL11, 0.0)
+
+
+def causal_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
+    """[B, T, H, D] of T whole rows without a cache, differentiable. Causality hides right padding."""
+    return _grouped_attention(q_BTHD, k_BTGD, v_BTGD, None)
+
+
+def _grouped_attention(q_BTHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor, visible_B1TL: Tensor | None) -> Tensor:
+    """Each of the G kv heads serves H / G query heads; no mask means causal over T = L rows."""
+    out_BHTD = F.scaled_dot_product_attention(
+        q_BTHD.transpose(1, 2),
+        k_BLGD.transpose(1, 2),
+        v_BLGD.transpose(1, 2),
+        attn_mask=visible_B1TL,
+        is_causal=visible_B1TL is None,
+        enable_gqa=True,
+    )
+    return out_BHTD.transpose(1, 2)

@@ -1,0 +1,175 @@
+"""What a codec stream remembers: rings of keys and values, and how many frames each row has seen (spec/moss 2.6).
+
+A ring holds `context + max chunk` positions, position p in slot p mod capacity. A chunk's keys are written first and
+then read back with the context before them, so any chunking gives exactly the whole-sequence result. The surplus of
+one chunk also makes padding free: what a row writes past its valid count lands on slots whose old positions are at
+least `context` before the row's next token, which no later query can see, and is overwritten before it could be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hocket.errors import InvalidRequestError
+from hocket.models.moss_codec.config import StageSpec, TransformerSpec
+
+Direction = Literal["encoder", "decoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class RingKV:
+    """Keys (after RoPE) and values of one layer, [rows, capacity, heads, head_dim] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RingWindow:
+    """One chunk's view of one stage's rings: where it writes and reads, the same for all layers."""
+
+    layers: tuple[RingKV, ...]
+    #: [B * T] flat slots (row * capacity + slot) of the chunk's own tokens.
+    write_slots: Tensor
+    #: [B * L] flat slots of the L = context - 1 + T keys, oldest first.
+    read_slots: Tensor
+    #: [B, T] positions since the start of each stream.
+    positions: Tensor
+    #: [B, 1, T, L] true where the query may look.
+    visible: Tensor
+
+    def exchange(self, layer: int, keys_BTHD: Tensor, values_BTHD: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes a chunk's keys and values, returns those its queries may need: two [B, L, H, D]."""
+        ring = self.layers[layer]
+        return self._exchange(ring.keys, keys_BTHD), self._exchange(ring.values, values_BTHD)
+
+    def _exchange(self, ring_RCHD: Tensor, new_BTHD: Tensor) -> Tensor:
+        slots = ring_RCHD.flatten(0, 1)
+        slots.index_copy_(0, self.write_slots, new_BTHD.flatten(0, 1))
+        return slots.index_select(0, self.read_slots).view(new_BTHD.shape[0], -1, *slots.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class StageRings:
+    """The rings of one transformer stage."""
+
+    context: int
+    tokens_per_frame: int
+    capacity: int
+    layers: tuple[RingKV, ...]
+
+    @classmethod
+    def allocate(
+        cls, spec: TransformerSpec, rows: int, max_chunk_frames: int, dtype: torch.dtype, device: torch.device
+    ) -> StageRings:
+        capacity = spec.context_tokens + max_chunk_frames * spec.tokens_per_frame
+        shape = (rows, capacity, spec.heads, spec.head_dim)
+        layers = tuple(
+            RingKV(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+            for _ in range(spec.layers)
+        )
+        return cls(spec.context_tokens, spec.tokens_per_frame, capacity, layers)
+
+    def window(self, rows_B: Tensor, offsets_B: Tensor, frames: int) -> RingWindow:
+        """What the next `frames` frames of the rows need, after `offsets_B` frames."""
+        past, tokens = self.context - 1, frames * self.tokens_per_frame
+        start_B1 = offsets_B[:, None] * self.tokens_per_frame
+        base_B1 = rows_B[:, None] * self.capacity
+        # Keys of the L positions from start - past to start + tokens - 1; those before the stream's start do not exist.
+        keys_BL = start_B1 + torch.arange(-past, tokens, device=rows_B.device)
+        exists_BL = keys_BL >= 0
+        # A key that does not exist is read from the slot of the chunk's first token: just written, hence finite, so
+        # that masking it leaves exactly nothing. What stale slots hold (it may be NaN) is never loaded.
+        slots_BL = base_B1 + torch.where(exists_BL, keys_BL, start_B1) % self.capacity
+        band_TL = torch.ones(tokens, past + tokens, dtype=torch.bool, device=rows_B.device).triu_().tril_(past)
+        return RingWindow(
+            layers=self.layers,
+            write_slots=slots_BL[:, past:].flatten(),
+            read_slots=slots_BL.flatten(),
+            positions=keys_BL[:, past:],
+            visible=(band_TL & exists_BL[:, None])[:, None],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CodecState:
+    """Streams in flight, one per row, of the encoder or the decoder."""
+
+    direction: Direction
+    max_chunk_frames: int
+    #: One entry per stage of the chain; None for a patch, which remembers nothing.
+    stages: tuple[StageRings | None, ...]
+    #: int64 [rows]: valid frames seen so far.
+    offsets: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        direction: Direction,
+        specs: Sequence[StageSpec],
+        *,
+        rows: int,
+        max_chunk_frames: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> CodecState:
+        """Raises InvalidRequestError when `rows` or `max_chunk_frames` is not positive."""
+        if rows < 1 or max_chunk_frames < 1:
+            raise InvalidRequestError(
+                f"a codec state needs at least one row and one frame per chunk, got {rows} and {max_chunk_frames}"
+            )
+        stages = tuple(
+            StageRings.allocate(spec, rows, max_chunk_frames, dtype, device)
+            if isinstance(spec, TransformerSpec)
+            else None
+            for spec in specs
+        )
+        return cls(direction, max_chunk_frames, stages, torch.zeros(rows, dtype=torch.int64, device=device))
+
+    @property
+    def rows(self) -> int:
+        return self.offsets.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rings."""
+        return sum(
+            ring.keys.nbytes + ring.values.nbytes for stage in self.stages if stage is not None for ring in stage.layers
+        )
+
+    def reset(self, rows_B: Tensor) -> None:
+        """Starts new streams on these rows. Old keys stay in memory and are never read."""
+        self.offsets.index_fill_(0, rows_B, 0)
+
+    def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:
+        """Counts `frames` valid frames ([B] or one number) on distinct rows."""
+        self.offsets[rows_B] += frames
+
+    def check_call(
+        self, direction: Direction, batch: int, frames: int, rows_B: Tensor, counts_B: Tensor | None
+    ) -> None:
+        """Raises InvalidRequestError when a call does not fit this state.
+
+        Values are checked where reading them does not make the caller wait for a device.
+        """
+        if direction != self.direction:
+            raise InvalidRequestError(f"this state belongs to the {self.direction}, not to the {direction}")
+        if not 1 <= frames <= self.max_chunk_frames:
+            raise InvalidRequestError(
+                f"a chunk must have 1 .. {self.max_chunk_frames} frames (the state's limit), got {frames}"
+            )
+        for name, tensor in (("rows", rows_B), ("counts", counts_B)):
+            if tensor is not None and (tensor.shape != (batch,) or tensor.dtype != torch.int64):
+                raise InvalidRequestError(f"{name} must be int64 [{batch}], got {tensor.dtype} {list(tensor.shape)}")
+        if rows_B.device.type != "cpu":
+            return
+        rows = rows_B.tolist()
+        if len(set(rows)) != batch or min(rows) < 0 or max(rows) >= self.rows:
+            raise InvalidRequestError(f"rows must be distinct numbers 0 .. {self.rows - 1}, got {rows}")
+        if counts_B is not None and not all(0 <= count <= frames for count in counts_B.tolist()):
+            raise InvalidRequestError(f"counts must be 0 .. {frames}, got {counts_B.tolist()}")

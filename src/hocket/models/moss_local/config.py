@@ -1,0 +1,295 @@
+"""What a MOSS-TTS-Local checkpoint's `config.json` says, read and checked (spec/moss 1.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hocket.core import StrictModel
+from hocket.errors import ConfigError
+from hocket.models.moss_local.depth import DepthConfig
+from hocket.models.qwen3 import Qwen3BackboneConfig
+
+MODEL_TYPE = "moss_tts_local"
+
+Size = Annotated[int, Field(ge=1)]
+Id = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    """A part of the file. Keys that change nothing here (dropout, labels, ...) are ignored; the rest is checked.
+
+    A field has a default only where the released model relies on the official class's.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class _Rope(_Section):
+    rope_theta: PositiveFloat | None = None
+    rope_type: Literal["default"] = "default"
+    #: The older name of `rope_type`.
+    type: Literal["default"] = "default"
+
+
+class _Backbone(_Section):
+    model_type: Literal["qwen3"] = "qwen3"
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size
+    head_dim: Size = 128
+    max_position_embeddings: Size = 32768
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: PositiveFloat = 1e-6
+    attention_bias: Literal[False] = False
+    use_sliding_window: Literal[False] = False
+    sliding_window: None = None
+    layer_types: list[Literal["full_attention"]] | None = None
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    rope_theta: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Backbone:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"{self.num_attention_heads} heads do not share {self.num_key_value_heads} kv heads evenly"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd, but rotary positions need pairs")
+        if len(set(self._thetas)) > 1:
+            raise ValueError(f"rope_theta is given as {' and '.join(map(str, self._thetas))}; keep one value")
+        return self
+
+    @property
+    def _thetas(self) -> list[float]:
+        nested = [rope.rope_theta for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
+        return [theta for theta in (self.rope_theta, *nested) if theta is not None]
+
+    @property
+    def theta(self) -> float:
+        return self._thetas[0] if self._thetas else 1e6
+
+
+class _Depth(_Section):
+    n_embd: Size
+    n_layer: Size = 12
+    n_head: Size
+    #: The official class takes 4 * n_embd when it is missing.
+    n_inner: Size | None = None
+    activation_function: Literal["silu"]
+    layer_norm_epsilon: PositiveFloat
+    #: Required: the official class would take learned absolute positions when it is missing.
+    position_embedding_type: Literal["rope"]
+    rope_base: PositiveFloat = 1e4
+    scale_attn_weights: Literal[True] = True
+    scale_attn_by_inverse_layer_idx: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Depth:
+        if self.n_embd % (2 * self.n_head):
+            raise ValueError(f"{self.n_embd} channels do not split into {self.n_head} heads of an even size")
+        return self
+
+
+class _File(_Section):
+    qwen3_config: _Backbone | None = None
+    language_config: _Backbone | None = None
+    gpt2_config: _Depth
+    hidden_size: Size | None = None
+    local_hidden_size: Size | None = None
+    vocab_size: Size | None = None
+    local_transformer_layers: Size | None = None
+    local_text_head_mode: Literal["binary"]
+    tie_word_embeddings: Literal[True] = True
+    n_vq: Size
+    audio_vocab_size: Size
+    audio_codebook_sizes: list[Size] | None = None
+    audio_pad_token_id: Id | None = None
+    audio_pad_code: Id | None = None
+    pad_token_id: Id
+    im_start_token_id: Id
+    im_end_token_id: Id
+    audio_start_token_id: Id
+    audio_end_token_id: Id
+    audio_user_slot_token_id: Id
+    audio_assistant_slot_token_id: Id
+    #: The generation slot is the assistant slot under a second name.
+    audio_assistant_gen_slot_token_id: Id | None = None
+    sampling_rate: Size
+    audio_tokenizer_name_or_path: str | None = None
+
+    @property
+    def backbone(self) -> _Backbone:
+        backbone = self.qwen3_config or self.language_config
+        assert backbone is not None  # _consistent
+        return backbone
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _File:
+        if self.qwen3_config is None and self.language_config is None:
+            raise ValueError("qwen3_config is missing (and so is its other name, language_config)")
+        _same("qwen3_config and language_config", self.qwen3_config, self.language_config)
+        size = self.backbone.hidden_size
+        _same("hidden_size and qwen3_config.hidden_size", self.hidden_size, size)
+        _same("local_hidden_size and qwen3_config.hidden_size", self.local_hidden_size, size)
+        _same("gpt2_config.n_embd and qwen3_config.hidden_size", self.gpt2_config.n_embd, size)
+        _same("vocab_size and qwen3_config.vocab_size", self.vocab_size, self.backbone.vocab_size)
+        _same("audio_pad_token_id and audio_pad_code", self.audio_pad_token_id, self.audio_pad_code)
+        slots = self.audio_assistant_gen_slot_token_id, self.audio_assistant_slot_token_id
+        _same("audio_assistant_gen_slot_token_id and audio_assistant_slot_token_id", *slots)
+        return self
+
+
+def _same(names: str, one: object, other: object) -> None:
+    """Raise ValueError when both values are given and differ."""
+    if one is not None and other is not None and one != other:
+        raise ValueError(f"{names} contradict each other")
+
+
+class MossLocalConfig(StrictModel):
+    """Dimensions and ids of one MOSS-TTS-Local model."""
+
+    backbone: Qwen3BackboneConfig
+    depth: DepthConfig
+
+    #: Rows of the text embedding.
+    vocab_size: Size
+    #: Rows a sequence may have.
+    max_positions: Size
+    #: Codes of each codebook; the pad code lies outside them all and has no embedding.
+    audio_codebook_sizes: tuple[Size, ...]
+    audio_pad_code: Id
+
+    pad_token_id: Id
+    im_start_token_id: Id
+    im_end_token_id: Id
+    audio_start_token_id: Id
+    audio_end_token_id: Id
+    #: Text column of reference frames.
+    audio_user_slot_token_id: Id
+    #: Text column of generated frames and of a continuation's.
+    audio_assistant_slot_token_id: Id
+
+    #: Hz of the codec's audio.
+    sampling_rate: Size
+    #: Where the checkpoint says its codec is: a hub name or a path.
+    audio_tokenizer_name_or_path: str | None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MossLocalConfig:
+        if self.audio_pad_code < max(self.audio_codebook_sizes):
+            raise ValueError(
+                f"the pad code {self.audio_pad_code} is a code of a codebook of {max(self.audio_codebook_sizes)}; "
+                "it must lie outside"
+            )
+        ids = (
+            *(self.pad_token_id, self.im_start_token_id, self.im_end_token_id),
+            *(self.audio_start_token_id, self.audio_end_token_id),
+            *(self.audio_user_slot_token_id, self.audio_assistant_slot_token_id),
+        )
+        if max(ids) >= self.vocab_size:
+            raise ValueError(f"the special id {max(ids)} lies outside the text vocabulary of {self.vocab_size}")
+        return self
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> MossLocalConfig:
+        """Read the parsed `config.json`.
+
+        Raises ConfigError naming the key when the file is another model's, lacks a key, contradicts itself or asks for
+        something that this implementation does not do.
+        """
+        model_type = raw.get("model_type")
+        if model_type != MODEL_TYPE:
+            raise ConfigError(
+                f"config.json has model_type {model_type!r}, not {MODEL_TYPE!r}; give a MOSS-TTS-Local v1.5 checkpoint",
+                param="model_type",
+            )
+        try:
+            return cls._from_file(_File.model_validate(raw))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            message = first["msg"].removeprefix("Value error, ")
+            # A missing key, or a section that contradicts itself, has the whole section as its input.
+            given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
+            raise ConfigError(f"config.json: {key + ': ' if key else ''}{message}{given}", param=key or None) from None
+
+    @classmethod
+    def _from_file(cls, file: _File) -> MossLocalConfig:
+        sizes = file.audio_codebook_sizes or [file.audio_vocab_size] * file.n_vq
+        if len(sizes) != file.n_vq:
+            raise ConfigError(
+                f"config.json: audio_codebook_sizes lists {len(sizes)} codebooks, but n_vq is {file.n_vq}",
+                param="audio_codebook_sizes",
+            )
+        pad_code = file.audio_pad_token_id if file.audio_pad_token_id is not None else file.audio_pad_code
+        if pad_code is None:
+            raise ConfigError("config.json: audio_pad_token_id is missing", param="audio_pad_token_id")
+        backbone, depth = file.backbone, file.gpt2_config
+        return cls(
+            backbone=Qwen3BackboneConfig(
+                hidden_size=backbone.hidden_size,
+                layers=backbone.num_hidden_layers,
+                heads=backbone.num_attention_heads,
+                kv_heads=backbone.num_key_value_heads,
+                head_dim=backbone.head_dim,
+                intermediate_size=backbone.intermediate_size,
+                norm_eps=backbone.rms_norm_eps,
+                rope_theta=backbone.theta,
+            ),
+            depth=DepthConfig(
+                hidden_size=depth.n_embd,
+                layers=file.local_transformer_layers or depth.n_layer,
+                heads=depth.n_head,
+                intermediate_size=depth.n_inner or 4 * depth.n_embd,
+                norm_eps=depth.layer_norm_epsilon,
+                rope_base=depth.rope_base,
+                positions=file.n_vq,
+            ),
+            vocab_size=backbone.vocab_size,
+            max_positions=backbone.max_position_embeddings,
+            audio_codebook_sizes=tuple(sizes),
+            audio_pad_code=pad_code,
+            pad_token_id=file.pad_token_id,
+            im_start_token_id=file.im_start_token_id,
+            im_end_token_id=file.im_end_token_id,
+            audio_start_token_id=file.audio_start_token_id,
+            audio_end_token_id=file.audio_end_token_id,
+            audio_user_slot_token_id=file.audio_user_slot_token_id,
+            audio_assistant_slot_token_id=file.audio_assistant_slot_token_id,
+            sampling_rate=file.sampling_rate,
+            audio_tokenizer_name_or_path=file.audio_tokenizer_name_or_path,
+        )
+
+    @property
+    def n_vq(self) -> int:
+        return len(self.audio_codebook_sizes)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.backbone.hidden_size
+
+    @property
+    def layers(self) -> int:
+        """Backbone layers: those with paged keys and values."""
+        return self.backbone.layers
+
+    @property
+    def kv_heads(self) -> int:
+        return self.backbone.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.backbone.head_dim
+
+    def kv_bytes_per_row(self, dtype: torch.dtype) -> int:
+        """Bytes of the keys and values that one row takes in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize

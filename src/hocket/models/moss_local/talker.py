@@ -1,0 +1,101 @@
+"""The MOSS-TTS-Local talker: rows in, frames of codes out (spec/moss 1.2 - 1.5)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hocket.models.moss_local.config import MossLocalConfig
+from hocket.models.moss_local.depth import DepthTransformer
+from hocket.models.qwen3 import Qwen3Backbone
+from hocket.models.sampling import SamplingBatch, draw, uniforms
+
+#: Rows of the stop head: 0 goes on, 1 ends the speech.
+STOP = 1
+
+
+class MossLocalTalker(nn.Module):
+    """Embeddings, backbone, depth transformer and heads. A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers."""
+
+    def __init__(self, config: MossLocalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.text_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        #: The codebooks' tables one below the other; also the code heads (spec/moss 1.4).
+        self.audio_embedding = nn.Embedding(sum(config.audio_codebook_sizes), config.hidden_size)
+        self.backbone = Qwen3Backbone(config.backbone)
+        self.depth = DepthTransformer(config.depth)
+        self.stop_head = nn.Linear(config.hidden_size, 2, bias=False)
+        self._offsets = tuple(sum(config.audio_codebook_sizes[:k]) for k in range(config.n_vq))
+
+    def codebook(self, k: int) -> Tensor:
+        """Table [V_k, D] of codebook k, a view: embeds its codes and scores them."""
+        return self.audio_embedding.weight.narrow(0, self._offsets[k], self.config.audio_codebook_sizes[k])
+
+    def embed(self, rows_BTR: Tensor) -> Tensor:
+        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; a pad code contributes nothing.
+
+        Summed left to right in the model's dtype, text first, so that bfloat16 rounds as officially (spec/moss 1.2).
+        """
+        text_BT, *codes = rows_BTR.unbind(-1)
+        x_BTD = self.text_embedding(text_BT)
+        for k, codes_BT in enumerate(codes):
+            is_pad_BT = codes_BT == self.config.audio_pad_code
+            code_BTD = F.embedding(codes_BT.masked_fill(is_pad_BT, 0), self.codebook(k))
+            x_BTD = x_BTD + code_BTD.masked_fill(is_pad_BT[..., None], 0.0)
+        return x_BTD
+
+    def embed_frame(self, codes_BN: Tensor) -> Tensor:
+        """Backbone inputs [B, D] of generated frames: `embed` of the assistant slot with codes that hold no pad."""
+        x_BD = self.text_embedding.weight[self.config.audio_assistant_slot_token_id]
+        for k, codes_B in enumerate(codes_BN.unbind(-1)):
+            x_BD = x_BD + F.embedding(codes_B, self.codebook(k))
+        return x_BD
+
+    def stop_logits(self, y0_BD: Tensor) -> Tensor:
+        """Logits [B, 2] of going on and of stopping, from the depth output of position 0."""
+        return self.stop_head(y0_BD)
+
+    def code_logits(self, y_BD: Tensor, k: int) -> Tensor:
+        """Logits [B, V_k] of codebook k, from the depth output of position k."""
+        return F.linear(y_BD, self.codebook(k))
+
+    def frame(
+        self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One frame from the backbone's newest hidden state: bool stop [B], int64 codes [B, N] (spec/moss 1.5).
+
+        `frame_B` (int64) counts each row's frames from 0: with the row's seed it fixes the noise, slot k for code k and
+        slot N for the stop decision. `seen_BNV` (bool, V the largest codebook) marks the codes drawn so far, for the
+        repetition penalty; None when no row has one. It is read, never updated. A row that stops gets codes too, which
+        mean nothing: dropping them is the caller's, so that nothing here waits for the device.
+        """
+        config = self.config
+        u_BK = uniforms(sampling.seed_B, frame_B, config.n_vq + 1)
+        cache = self.depth.new_cache(hidden_BD.shape[0], hidden_BD.dtype, hidden_BD.device)
+        y_BD = self.depth.step(hidden_BD, 0, cache)
+        stop_B = self._draw_stop(y_BD, u_BK[:, config.n_vq], sampling)
+        codes: list[Tensor] = []
+        for k, size in enumerate(config.audio_codebook_sizes):
+            if k > 0:
+                y_BD = self.depth.step(F.embedding(codes[-1], self.codebook(k - 1)), k, cache)
+            code_B = draw(
+                self.code_logits(y_BD, k),
+                u_BK[:, k],
+                sampling.temperature_B,
+                sampling.top_p_B,
+                sampling.top_k_B,
+                sampling.repetition_penalty_B,
+                None if seen_BNV is None else seen_BNV[:, k, :size],
+            )
+            codes.append(code_B)
+        return stop_B, torch.stack(codes, -1)
+
+    def _draw_stop(self, y0_BD: Tensor, u_B: Tensor, sampling: SamplingBatch) -> Tensor:
+        """bool [B]: greedy where the codes are greedy, else drawn at the stop temperature with nothing cut off."""
+        is_greedy_B = sampling.temperature_B == 0
+        temperature_B = sampling.stop_temperature_B.masked_fill(is_greedy_B, 0.0)
+        off_B = torch.ones_like(temperature_B)
+        no_top_k_B = torch.zeros_like(sampling.top_k_B)
+        return draw(self.stop_logits(y0_BD), u_B, temperature_B, off_B, no_top_k_B, off_B, None) == STOP

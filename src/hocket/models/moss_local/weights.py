@@ -1,0 +1,69 @@
+"""Where each tensor of a MOSS-TTS-Local checkpoint goes (spec/moss 1.9)."""
+
+from __future__ import annotations
+
+import torch
+
+from hocket.models.moss_local.config import MossLocalConfig
+from hocket.models.weights import WeightEntry
+
+
+def talker_weight_table(config: MossLocalConfig, dtype: torch.dtype) -> list[WeightEntry]:
+    """Every parameter of `MossLocalTalker`, each in `dtype`; entries of one parameter stack its rows in order."""
+    size = config.hidden_size
+
+    def entry(parameter: str, name: str, *shape: int) -> WeightEntry:
+        return WeightEntry(parameter, (name,), shape, dtype)
+
+    table = [
+        entry("text_embedding.weight", "transformer.embed_tokens.weight", config.vocab_size, size),
+        *(
+            entry("audio_embedding.weight", f"audio_embeddings.{k}.weight", codes, size)
+            for k, codes in enumerate(config.audio_codebook_sizes)
+        ),
+        entry("backbone.norm.weight", "transformer.norm.weight", size),
+        entry("depth.norm.weight", "local_transformer.ln_f.weight", size),
+        entry("depth.norm.bias", "local_transformer.ln_f.bias", size),
+        entry("stop_head.weight", "local_text_lm_head.weight", 2, size),
+    ]
+    backbone = config.backbone
+    q, kv, ffn = backbone.heads * backbone.head_dim, backbone.kv_heads * backbone.head_dim, backbone.intermediate_size
+    for i in range(backbone.layers):
+        here, there = f"backbone.layers.{i}", f"transformer.layers.{i}"
+        table += [
+            entry(f"{here}.input_norm.weight", f"{there}.input_layernorm.weight", size),
+            entry(f"{here}.attention.qkv_proj.weight", f"{there}.self_attn.q_proj.weight", q, size),
+            entry(f"{here}.attention.qkv_proj.weight", f"{there}.self_attn.k_proj.weight", kv, size),
+            entry(f"{here}.attention.qkv_proj.weight", f"{there}.self_attn.v_proj.weight", kv, size),
+            entry(f"{here}.attention.o_proj.weight", f"{there}.self_attn.o_proj.weight", size, q),
+            entry(f"{here}.attention.q_norm.weight", f"{there}.self_attn.q_norm.weight", backbone.head_dim),
+            entry(f"{here}.attention.k_norm.weight", f"{there}.self_attn.k_norm.weight", backbone.head_dim),
+            entry(f"{here}.post_attention_norm.weight", f"{there}.post_attention_layernorm.weight", size),
+            entry(f"{here}.mlp.gate_up_proj.weight", f"{there}.mlp.gate_proj.weight", ffn, size),
+            entry(f"{here}.mlp.gate_up_proj.weight", f"{there}.mlp.up_proj.weight", ffn, size),
+            entry(f"{here}.mlp.down_proj.weight", f"{there}.mlp.down_proj.weight", size, ffn),
+        ]
+    ffn = config.depth.intermediate_size
+    for i in range(config.depth.layers):
+        here, there = f"depth.blocks.{i}", f"local_transformer.h.{i}"
+        for mine, theirs in (("attention_norm", "ln_1"), ("mlp_norm", "ln_2")):
+            table += [
+                entry(f"{here}.{mine}.weight", f"{there}.{theirs}.weight", size),
+                entry(f"{here}.{mine}.bias", f"{there}.{theirs}.bias", size),
+            ]
+        for mine, theirs, rows, columns in (
+            ("qkv_proj", "attn.c_attn", 3 * size, size),
+            ("o_proj", "attn.c_proj", size, size),
+            ("up_proj", "mlp.fc_in", ffn, size),
+            ("down_proj", "mlp.fc_out", size, ffn),
+        ):
+            table += [
+                entry(f"{here}.{mine}.weight", f"{there}.{theirs}.weight", rows, columns),
+                entry(f"{here}.{mine}.bias", f"{there}.{theirs}.bias", rows),
+            ]
+    return table
+
+
+def tied_copies(config: MossLocalConfig) -> frozenset[str]:
+    """Stored tensors to leave out: the official class overwrites these heads with the embeddings."""
+    return frozenset({"text_lm_head.weight", *(f"audio_lm_heads.{k}.weight" for k in range(config.n_vq))})

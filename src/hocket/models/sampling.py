@@ -1,0 +1,144 @@
+"""How a code is drawn (spec/moss 1.6): pure functions of logits, per-row parameters and a counter.
+
+Every row has its own parameters and nothing branches on their values, so the result for a row is the same, bit for bit,
+whatever else is in the batch. This is the plain twin of the sampling kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+#: Multipliers and key increments of Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as
+#: 1, 2, 3", 2011), for the even counter words 0 and 2 and for the two key words.
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+#: Uniforms are multiples of 2**-24, the finest grid that float32 holds over all of [0, 1).
+_UNIFORM_BITS = 24
+#: Probabilities become integers in units of 2**-32 for the draw: summing integers is exact in any order.
+_WEIGHT_SCALE = 2.0**32
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Sampling parameters of B rows, one tensor each."""
+
+    #: float32 [B]; 0 is greedy.
+    temperature_B: Tensor
+    #: float32 [B]; <= 0 or >= 1 disables.
+    top_p_B: Tensor
+    #: int64 [B]; <= 0 or >= V disables.
+    top_k_B: Tensor
+    #: float32 [B]; 1 disables.
+    repetition_penalty_B: Tensor
+    #: float32 [B]; temperature of the two-way stop decision, which is greedy too where `temperature_B` is 0.
+    stop_temperature_B: Tensor
+    #: int64 [B], 0 .. 2**63 - 1: the Philox key.
+    seed_B: Tensor
+
+
+def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
+    """Philox4x32-10: four 32-bit words [4, ...] from a counter [4, ...] and a key [2, ...], broadcast together.
+
+    All are int64 holding 0 .. 2**32 - 1. Products need 64 bits; int64 wraps, which keeps the bits that matter.
+    """
+    # The even words (0, 2) and the odd words (1, 3) are two halves that go through a round together: six operations.
+    halves = torch.arange(2, device=key.device).view(2, *(1,) * (key.dim() - 1))
+    multipliers = halves * (_MULTIPLIERS[1] - _MULTIPLIERS[0]) + _MULTIPLIERS[0]
+    key_steps = halves * (_KEY_STEPS[1] - _KEY_STEPS[0]) + _KEY_STEPS[0]
+    even, odd = counter[0::2], counter[1::2]
+    for step in range(_ROUNDS):
+        # Each half takes the other's product: the high word is mixed into the even words, the low word becomes the odd.
+        product = (even * multipliers).flip(0)
+        # `odd` and the key keep stray bits above 32 until here; one mask clears them all.
+        even = ((product >> 32) ^ odd ^ (key + key_steps * step)) & _WORD
+        odd = product
+    return torch.stack((even[0], odd[0], even[1], odd[1])) & _WORD
+
+
+def uniforms(seed_B: Tensor, frame_B: Tensor, slots: int) -> Tensor:
+    """float32 [B, slots] in [0, 1): the randomness of one frame, a pure function of (seed, frame, slot).
+
+    `seed_B` and `frame_B` are int64 [B]. The key is the seed (low word, high word), the counter (frame, slot, 0, 0);
+    the first output word's top 24 bits are kept.
+    """
+    slot_K = torch.arange(slots, device=seed_B.device)
+    frame_BK = frame_B.unsqueeze(1).expand(-1, slots)
+    zero_BK = torch.zeros_like(frame_BK)
+    counter_4BK = torch.stack((frame_BK, zero_BK + slot_K, zero_BK, zero_BK))
+    key_2B1 = torch.stack((seed_B & _WORD, (seed_B >> 32) & _WORD)).unsqueeze(2)
+    word_BK = philox4x32(counter_4BK, key_2B1)[0]
+    return (word_BK >> (32 - _UNIFORM_BITS)).to(torch.float32) * 2.0**-_UNIFORM_BITS
+
+
+def probabilities(
+    logits_BV: Tensor,
+    temperature_B: Tensor,
+    top_p_B: Tensor,
+    top_k_B: Tensor,
+    repetition_penalty_B: Tensor,
+    seen_BV: Tensor | None,
+) -> Tensor:
+    """float32 [B, V]: what a code is drawn from, in the order of spec/moss 1.6. A greedy row is one-hot.
+
+    `seen_BV` (bool) marks the codes that the repetition penalty applies to; `None` means that it applies to none.
+    Penalty, temperature, top-k (ties with the k-th survive), top-p (a code goes when the mass before it exceeds p;
+    of equal codes the lower index comes first), softmax.
+
+    A NaN logit counts as -inf: never drawn. +inf takes all the mass. A row without any finite or +inf logit is
+    uniform: this function cannot raise without waiting for the device, and a code must stay in range whatever comes.
+    """
+    scores_BV = logits_BV.to(torch.float32)
+    if seen_BV is not None:
+        penalty_B1 = repetition_penalty_B.unsqueeze(1)
+        penalised_BV = torch.where(scores_BV < 0, scores_BV * penalty_B1, scores_BV / penalty_B1)
+        scores_BV = torch.where(seen_BV, penalised_BV, scores_BV)
+    lowest = torch.finfo(torch.float32).min
+    scores_BV = torch.nan_to_num(scores_BV, nan=lowest)
+
+    # Greedy is the nucleus of mass 0: the first code always stays and its mass drops all others.
+    sampled_B = temperature_B > 0
+    top_p_B = torch.where((top_p_B > 0) & (top_p_B < 1), top_p_B, math.inf)
+    top_p_B = torch.where(sampled_B, top_p_B, 0.0)
+    temperature_B = torch.where(sampled_B, temperature_B, 1.0)
+    codes = logits_BV.shape[1]
+    top_k_B = torch.where(top_k_B > 0, top_k_B, codes).clamp(max=codes)
+
+    sorted_BV, order_BV = torch.sort(scores_BV, dim=1, descending=True, stable=True)
+    kth_B1 = sorted_BV.gather(1, top_k_B.unsqueeze(1) - 1)
+    # Relative to the best score, so that no temperature, however small, overflows. Division keeps the order.
+    kept_BV = (sorted_BV - sorted_BV[:, :1]) / temperature_B.unsqueeze(1)
+    kept_BV.masked_fill_(sorted_BV < kth_B1, -math.inf)
+    mass_BV = kept_BV.softmax(1).cumsum(1)
+    kept_BV[:, 1:].masked_fill_(mass_BV[:, :-1] > top_p_B.unsqueeze(1), -math.inf)
+    return torch.empty_like(scores_BV).scatter_(1, order_BV, kept_BV.softmax(1))
+
+
+def draw(
+    logits_BV: Tensor,
+    u_B: Tensor,
+    temperature_B: Tensor,
+    top_p_B: Tensor,
+    top_k_B: Tensor,
+    repetition_penalty_B: Tensor,
+    seen_BV: Tensor | None,
+) -> Tensor:
+    """int64 [B]: the first code, in vocabulary order, at which the cumulative probability exceeds `u_B`.
+
+    `u_B` is float32 [B] in [0, 1) on the grid of `uniforms`. Inverting the distribution takes one uniform a draw, so
+    one Philox word, where the Gumbel trick takes V; and it depends on the probabilities alone, not on how the
+    thresholds were found or the codes sorted. Codes of probability 0 (or under 2**-32) are never drawn, for any u.
+    """
+    probs_BV = probabilities(logits_BV, temperature_B, top_p_B, top_k_B, repetition_penalty_B, seen_BV)
+    # In integers a sum is exact, on any device and in any order: a code of weight 0 adds no step to it and the last
+    # target is under the total, neither of which a float sum ensures. total * 2**24 stays under 2**57.
+    cumulative_BV = (probs_BV * _WEIGHT_SCALE).to(torch.int64).cumsum(1)
+    u_fixed_B = (u_B * 2.0**_UNIFORM_BITS).to(torch.int64)
+    target_B = (u_fixed_B * cumulative_BV[:, -1]) >> _UNIFORM_BITS
+    return (cumulative_BV <= target_B.unsqueeze(1)).sum(1)

@@ -1,0 +1,164 @@
+"""A request as MOSS-TTS-Local reads it: rows of a text id and `n_vq` audio codes (spec/moss 1.2, 1.7)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.core import SpeechRequest
+from hocket.errors import InvalidRequestError
+from hocket.models.moss_local.config import MossLocalConfig
+from hocket.prompt.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """What the talker reads before the first frame, and what the codec must have decoded by then."""
+
+    #: int64 [L, 1 + n_vq]: the text id, then the codes (all `audio_pad_code` where the row is text).
+    rows: NDArray[np.int64]
+    #: int64 [F, n_vq]: the recording that the new frames continue, which the codec is primed with; no frames otherwise.
+    prefix_codes: NDArray[np.int64]
+
+
+class MossLocalPrompt:
+    """Builds prompts; holds what never changes between requests."""
+
+    def __init__(self, config: MossLocalConfig, tokenizer: TextTokenizer) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        # Pieces are tokenised one by one and their ids put side by side, as in training: tokens that would form across
+        # the border of two pieces never do.
+        encode = tokenizer.encode
+        self._head = [config.im_start_token_id, *encode("user\n"), *encode("<user_inst>\n- Reference(s):\n")]
+        self._no_reference = encode("None")
+        self._turn = [
+            *encode("\n</user_inst>"),
+            config.im_end_token_id,
+            *encode("\n"),
+            config.im_start_token_id,
+            *encode("assistant\n"),
+            config.audio_start_token_id,
+        ]
+
+    def build(self, request: SpeechRequest, references: Sequence[NDArray[np.int64]]) -> PromptRows:
+        """The rows of `request`, whose references have the codes `references`, each [F, at least n_vq].
+
+        Without `reference_text` the references are voices to clone. With it, the one reference is the beginning of the
+        model's own answer. Raises InvalidRequestError naming `reference` when codes do not fit the model.
+        """
+        config = self._config
+        codes_FN = [self._checked(codes, number) for number, codes in enumerate(references, start=1)]
+        fields = self._tokenizer.encode(_fields(request))
+        if request.reference_text is not None:
+            (prefix_FN,) = codes_FN
+            text = join_texts(request.reference_text, request.text, request.join)
+            ids = [*self._head, *self._no_reference, *fields, *self._tokenizer.encode(text), *self._turn]
+            prefix_rows = self._audio_rows(config.audio_assistant_slot_token_id, prefix_FN)
+            return PromptRows(np.concatenate([self._text_rows(ids), prefix_rows]), prefix_FN)
+
+        parts = [self._text_rows(self._head if codes_FN else self._head + self._no_reference)]
+        for reference_FN in codes_FN:
+            parts.append(self._text_rows([config.audio_start_token_id]))
+            parts.append(self._audio_rows(config.audio_user_slot_token_id, reference_FN))
+            parts.append(self._text_rows([config.audio_end_token_id]))
+        parts.append(self._text_rows([*fields, *self._tokenizer.encode(request.text), *self._turn]))
+        return PromptRows(np.concatenate(parts), np.empty((0, config.n_vq), np.int64))
+
+    def _text_rows(self, ids: list[int]) -> NDArray[np.int64]:
+        rows = np.full((len(ids), 1 + self._config.n_vq), self._config.audio_pad_code, np.int64)
+        rows[:, 0] = ids
+        return rows
+
+    def _audio_rows(self, slot_id: int, codes_FN: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.insert(codes_FN, 0, slot_id, axis=1)
+
+    def _checked(self, codes: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+        """The first `n_vq` codebooks of reference `number`, every code inside its codebook."""
+        n_vq = self._config.n_vq
+        if (
+            not np.issubdtype(codes.dtype, np.integer)
+            or codes.ndim != 2
+            or codes.shape[0] == 0
+            or codes.shape[1] < n_vq
+        ):
+            raise InvalidRequestError(
+                f"reference {number}: {codes.dtype} codes of the shape {codes.shape}; "
+                f"this model takes integers [at least 1 frame, at least {n_vq} codebooks]",
+                param="reference",
+            )
+        codes_FN = codes[:, :n_vq]
+        outside_FN = (codes_FN < 0) | (codes_FN >= np.array(self._config.audio_codebook_sizes[:n_vq]))
+        if outside_FN.any():
+            frame, codebook = np.argwhere(outside_FN)[0]
+            raise InvalidRequestError(
+                f"reference {number}: code {codes_FN[frame, codebook]} in codebook {codebook} of frame {frame}; "
+                f"this model's codes are 0 to {self._config.audio_codebook_sizes[codebook] - 1}",
+                param="reference",
+            )
+        return codes_FN.astype(np.int64)
+
+
+def _fields(request: SpeechRequest) -> str:
+    """The block of named fields: one piece, values filled in, `None` for what is absent or blank."""
+    values = {
+        "Instruction": request.instruction,
+        "Tokens": None if request.tokens is None else str(request.tokens),
+        "Quality": request.quality,
+        "Sound Event": request.sound_event,
+        "Ambient Sound": request.ambient_sound,
+        "Language": request.language,
+    }
+    lines = "".join(f"- {name}:\n{(value or '').strip() or 'None'}\n" for name, value in values.items())
+    return f"\n{lines}- Text:\n"
+
+
+# ---------------------------------------------------------------------------------------------------- joining texts
+
+#: Blocks of scripts that are written without spaces between words, and of the punctuation that is set with them.
+_UNSPACED_BLOCKS = (
+    (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer symbols
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x1B00, 0x1B7F),  # Balinese
+    (0x2E80, 0x312F),  # Han radicals, CJK punctuation, kana, Bopomofo
+    (0x31A0, 0x31FF),  # Bopomofo, strokes, kana
+    (0x3400, 0x4DBF),  # Han
+    (0x4E00, 0x9FFF),  # Han
+    (0xA980, 0xA9FF),  # Javanese, Burmese
+    (0xAA60, 0xAA7F),  # Burmese
+    (0xF900, 0xFAFF),  # Han
+    (0xFE30, 0xFE4F),  # CJK punctuation
+    (0xFF01, 0xFF9F),  # full-width letters and punctuation, half-width kana
+    (0x1AFF0, 0x1B16F),  # kana
+    (0x20000, 0x3FFFF),  # Han
+)
+
+
+def join_texts(before: str, after: str, join: str | None) -> str:
+    """`before`, `join` and `after`; without a `join`, one space where both sides are written with spaces.
+
+    A side whose border is white space already has its separator. Chinese, Japanese, Thai, Lao, Khmer, Burmese and
+    Tibetan take none; Korean, Arabic and Hebrew do. Digits, shared punctuation and emoji belong to the letter nearest
+    to them on their side, and to a spaced script where there is none.
+    """
+    if join is None:
+        bordered = before[-1:].isspace() or after[:1].isspace()
+        join = " " if not bordered and _takes_spaces(before[::-1]) and _takes_spaces(after) else ""
+    return before + join + after
+
+
+def _takes_spaces(side: str) -> bool:
+    """Whether the script of `side`, read from the border inwards, puts spaces between words."""
+    for character in side:
+        if any(first <= ord(character) <= last for first, last in _UNSPACED_BLOCKS):
+            return False
+        if unicodedata.category(character).startswith("L"):
+            return True
+    return True

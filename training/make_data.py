@@ -1,0 +1,236 @@
+"""Training data: texts → phonemes (needs espeak, CPU) and phonemes → teacher speech (GPU, needs no text front).
+
+    python -m training.make_data pack     --pack kokoro.pack.xz --voices voices.npz --config config.json --out TEACHER
+    python -m training.make_data phonemes --out lines.jsonl.xz
+    python -m training.make_data speech   --lines lines.jsonl.xz --teacher TEACHER --out DATA --hours 30 --minutes 4
+
+`speech` appends to three files in DATA, so that a reader may look at any time and a crash loses nothing:
+`audio.i16` (24 kHz mono), `phonemes.u8` (the phoneme id spoken in each 25 ms) and `lines.jsonl` (text, voice, speed,
+place).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import shutil
+import time
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hocket.core import StrictModel
+from training.teacher import (
+    SAMPLE_RATE,
+    Line,
+    Spoken,
+    Teacher,
+    read_voices,
+    shrink_pack,
+    style_row,
+    thin_voices,
+)
+from training.text import training_texts
+
+CONFIG = Path(__file__).parent / "configs" / "data.json"
+#: Files of a TEACHER folder.
+PACK, VOICES, CONFIG_FILE = "teacher.pack.xz", "voices.npz", "kokoro_config.json"
+#: Files of a DATA folder.
+AUDIO, PHONEMES, LINES = "audio.i16", "phonemes.u8", "lines.jsonl"
+_LISTENING_LINES = 12
+
+
+class DataConfig(StrictModel):
+    seed: int
+    generated_lines: int
+    single_words: int
+    joined_lines: int
+    #: Voices that no training utterance uses, not even in a blend: they test cloning.
+    held_out_voices: tuple[str, ...]
+    #: How much more often than once a voice is chosen.
+    favourite_voices: dict[str, float]
+    #: Share of utterances spoken by a random blend, which is a new speaker.
+    blend_fraction: float
+    blend_voices: tuple[int, int]
+    speed_range: tuple[float, float]
+    #: Share of utterances at speed 1.
+    plain_speed_fraction: float
+    #: Lines planned together; more of them make larger groups of equal length.
+    round_lines: int
+    #: 25 ms frames per teacher batch.
+    batch_frames: int
+
+    @classmethod
+    def load(cls, path: Path = CONFIG) -> DataConfig:
+        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def espeak(texts: list[str], accent: str) -> list[str]:
+    """Phonemes with stress marks and punctuation; `accent` is espeak's name, such as "en-us"."""
+    import espeakng_loader
+    from phonemizer.backend import EspeakBackend
+    from phonemizer.backend.espeak.wrapper import EspeakWrapper
+
+    EspeakWrapper.set_data_path(espeakng_loader.get_data_path())
+    EspeakWrapper.set_library(espeakng_loader.get_library_path())
+    phonemes: list[str] = EspeakBackend(accent, preserve_punctuation=True, with_stress=True).phonemize(texts, strip=True)
+    return phonemes
+
+
+def write_phonemes(config: DataConfig, out: Path) -> None:
+    """Every training line with its American and British phonemes, as xz-compressed JSON lines."""
+    texts = training_texts(
+        generated_lines=config.generated_lines,
+        single_words=config.single_words,
+        joined_lines=config.joined_lines,
+        seed=config.seed,
+    )
+    rows = zip(texts, espeak(texts, "en-us"), espeak(texts, "en-gb"), strict=True)
+    with lzma.open(out, "wt", encoding="utf-8", preset=9) as file:
+        for text, american, british in rows:
+            file.write(json.dumps({"text": text, "us": american, "gb": british}, ensure_ascii=False) + "\n")
+    print(f"{len(texts)} lines, {sum(map(len, texts)):,} characters, {out.stat().st_size:,} bytes in {out}")
+
+
+class Casting:
+    """Chooses who speaks a line: a single voice or a blend, and how fast."""
+
+    def __init__(self, config: DataConfig, voices: dict[str, NDArray[np.float32]]) -> None:
+        self.config = config
+        self.voices = {name: voice for name, voice in voices.items() if name not in config.held_out_voices}
+        weights = np.array([config.favourite_voices.get(name, 1.0) for name in self.voices])
+        self._probability = weights / weights.sum()
+
+    def choose(self, rng: np.random.Generator) -> tuple[dict[str, float], float]:
+        """Voice weights that sum to 1, heaviest first, and a speed."""
+        config, names = self.config, list(self.voices)
+        if rng.random() < config.blend_fraction:
+            count = int(rng.integers(config.blend_voices[0], config.blend_voices[1] + 1))
+            picked = rng.choice(len(names), size=count, replace=False)
+            shares = np.sort(rng.dirichlet(np.full(count, 2.0)))[::-1]
+            blend = {names[i]: round(float(share), 3) for i, share in zip(picked, shares, strict=True)}
+        else:
+            blend = {names[int(rng.choice(len(names), p=self._probability))]: 1.0}
+        speed = 1.0 if rng.random() < config.plain_speed_fraction else round(float(rng.uniform(*config.speed_range)), 3)
+        return blend, speed
+
+    def line(self, texts: dict[str, str], blend: dict[str, float], speed: float) -> Line:
+        """A teacher line; the heaviest voice decides the accent (its name starts with "b" if British)."""
+        phonemes = texts["gb" if next(iter(blend)).startswith("b") else "us"]
+        styles = [share * style_row(self.voices[name], len(phonemes)) for name, share in blend.items()]
+        return Line(phonemes, np.sum(styles, axis=0, dtype=np.float32), speed)
+
+
+def _rounds(lines: list[dict[str, str]], size: int, rng: np.random.Generator) -> Iterator[list[dict[str, str]]]:
+    """Endless passes over the lines, shuffled anew each time, in pieces of `size`."""
+    while True:
+        order = rng.permutation(len(lines))
+        for start in range(0, len(order), size):
+            yield [lines[i] for i in order[start : start + size]]
+
+
+def write_wav(path: Path, samples: NDArray[np.int16]) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(samples.astype("<i2").tobytes())
+
+
+def write_speech(
+    config: DataConfig, *, lines: Path, teacher_dir: Path, out: Path, hours: float, minutes: float, listen: Path | None
+) -> None:
+    """Speak until `hours` of audio exist in `out` or `minutes` have passed; `listen` gets a short WAV file."""
+    start = time.monotonic()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with lzma.open(lines, "rt", encoding="utf-8") as file:
+        texts = [json.loads(row) for row in file]
+    casting = Casting(config, read_voices(teacher_dir / VOICES))
+    teacher = Teacher(teacher_dir / PACK, teacher_dir / CONFIG_FILE, device)
+    print(f"teacher ready after {time.monotonic() - start:.1f} s on {device}", flush=True)
+
+    out.mkdir(parents=True, exist_ok=True)
+    done = (out / AUDIO).stat().st_size // 2 if (out / AUDIO).exists() else 0
+    # A run that continues must not repeat the voices of the one before.
+    rng = np.random.default_rng([config.seed, done])
+    first, wanted, reported = done, int(hours * 3600 * SAMPLE_RATE), start
+    heard: list[NDArray[np.int16]] = []
+    with (
+        (out / AUDIO).open("ab") as audio,
+        (out / PHONEMES).open("ab") as phonemes,
+        (out / LINES).open("a", encoding="utf-8") as index,
+    ):
+        for spoken, place in _spoken(config, texts, casting, teacher, rng):
+            audio.write(spoken.samples.tobytes())
+            phonemes.write(spoken.phonemes.tobytes())
+            index.write(json.dumps({"start": done, "samples": len(spoken.samples)} | place, ensure_ascii=False) + "\n")
+            done += len(spoken.samples)
+            if len(heard) < _LISTENING_LINES and rng.random() < 0.01:
+                heard.append(spoken.samples)
+            now = time.monotonic()
+            over = done >= wanted or now - start > 60 * minutes
+            if over or now - reported > 10:
+                reported = now
+                rate = (done - first) / SAMPLE_RATE / (now - start)
+                print(f"{now - start:.1f} s: {done / SAMPLE_RATE / 3600:.2f} h, {rate:.0f} x real time", flush=True)
+            if over:
+                break
+    if listen is not None and heard:
+        write_wav(listen, np.concatenate(heard))
+
+
+def _spoken(
+    config: DataConfig, texts: list[dict[str, str]], casting: Casting, teacher: Teacher, rng: np.random.Generator
+) -> Iterator[tuple[Spoken, dict[str, Any]]]:
+    """Endless utterances, each with what was said, by whom and how fast."""
+    for part in _rounds(texts, config.round_lines, rng):
+        cast = [casting.choose(rng) for _ in part]
+        planned = [casting.line(text, *choice) for text, choice in zip(part, cast, strict=True)]
+        for spoken in teacher.speak(planned, batch_frames=config.batch_frames):
+            blend, speed = cast[spoken.index]
+            yield spoken, {"text": part[spoken.index]["text"], "voice": blend, "speed": speed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    pack = commands.add_parser("pack", help="a TEACHER folder small enough to travel")
+    for name in ("--pack", "--voices", "--config", "--out"):
+        pack.add_argument(name, type=Path, required=True)
+    phonemes = commands.add_parser("phonemes", help="texts to phonemes")
+    phonemes.add_argument("--out", type=Path, required=True)
+    speech = commands.add_parser("speech", help="phonemes to speech")
+    speech.add_argument("--lines", type=Path, required=True)
+    speech.add_argument("--teacher", type=Path, required=True, help="folder written by `pack`")
+    speech.add_argument("--out", type=Path, required=True)
+    speech.add_argument("--hours", type=float, required=True)
+    speech.add_argument("--minutes", type=float, default=1e9)
+    speech.add_argument("--listen", type=Path, default=None, help="a short WAV file of what was spoken")
+    args = parser.parse_args()
+    if args.command == "pack":
+        args.out.mkdir(parents=True, exist_ok=True)
+        shrink_pack(args.pack, args.out / PACK)
+        thin_voices(args.voices, args.out / VOICES)
+        shutil.copyfile(args.config, args.out / CONFIG_FILE)
+    elif args.command == "phonemes":
+        write_phonemes(DataConfig.load(), args.out)
+    else:
+        write_speech(
+            DataConfig.load(),
+            lines=args.lines,
+            teacher_dir=args.teacher,
+            out=args.out,
+            hours=args.hours,
+            minutes=args.minutes,
+            listen=args.listen,
+        )
+
+
+if __name__ == "__main__":
+    main()
