@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hocket.engine.chunks import ChunkPolicy
+from hocket.config import ChunkPolicy
 from hocket.engine.request import DecodeBatch, FrameBatch
 from hocket.engine.scheduler import Scheduler, SchedulerConfig
 

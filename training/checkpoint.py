@@ -17,36 +17,41 @@ if TYPE_CHECKING:
 
 #: Largest file, so that each can be fetched through narrow channels.
 PART_BYTES = 15 * 2**20
-_DISCRIMINATOR = "discriminator.safetensors"
+_SAVED = {
+    "ema": torch.float32,
+    "phoneme_head": torch.float32,
+    "codebooks": torch.float32,
+    "discriminator": torch.bfloat16,
+}
 _NUMBERS = ("steps", "seconds", "adversarial_steps")
 
 
 def write_parts(out: Path, trainer: CodecTrainer) -> None:
-    """`part-N.safetensors` (EMA weights, phoneme head, code usage; float32) and the discriminators (bf16)."""
+    """`part-N.safetensors`: EMA weights, phoneme head and codebook averages in float32, discriminators in bf16."""
     tensors = {
-        f"{module}.{name}": value.detach().cpu().contiguous()
-        for module in ("ema", "phoneme_head", "usage")
+        f"{module}.{name}": value.to(dtype).cpu().contiguous()
+        for module, dtype in _SAVED.items()
         for name, value in getattr(trainer, module).state_dict().items()
     }
-    discriminator = {k: v.to(torch.bfloat16).cpu().contiguous() for k, v in trainer.discriminator.state_dict().items()}
     numbers = {name: str(getattr(trainer, name)) for name in _NUMBERS}
+    # Written elsewhere first: a run that is killed here leaves the files of the save before.
     with tempfile.TemporaryDirectory() as scratch:
         for i, part in enumerate(_parts(tensors)):
             save_file(part, Path(scratch) / f"part-{i}.safetensors", metadata=numbers)
-        save_file(discriminator, Path(scratch) / _DISCRIMINATOR)
         for file in Path(scratch).iterdir():
             shutil.copyfile(file, out / file.name)
 
 
 def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    parts: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if size + tensor.nbytes > PART_BYTES:
-            parts.append({})
-            size = 0
-        parts[-1][name] = tensor
-        size += tensor.nbytes
+    """Few parts, none over `PART_BYTES`: large tensors first, each into the first part with room."""
+    parts: list[dict[str, Tensor]] = []
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].nbytes):
+        for part in parts:
+            if sum(held.nbytes for held in part.values()) + tensor.nbytes <= PART_BYTES:
+                part[name] = tensor
+                break
+        else:
+            parts.append({name: tensor})
     return parts
 
 
@@ -65,10 +70,9 @@ def _read(folder: Path) -> dict[str, Tensor]:
 def read_parts(folder: Path, trainer: CodecTrainer) -> None:
     """Go on from an OUT folder: the EMA weights become the weights too; optimisers start anew."""
     tensors = _read(folder)
-    for target, module in (("codec", "ema"), ("ema", "ema"), ("phoneme_head", "phoneme_head"), ("usage", "usage")):
+    for target, module in {"codec": "ema", **{name: name for name in _SAVED}}.items():
         state = {k.removeprefix(f"{module}."): v for k, v in tensors.items() if k.startswith(f"{module}.")}
         getattr(trainer, target).load_state_dict(state)
-    trainer.discriminator.load_state_dict(load_file(folder / _DISCRIMINATOR))
     with safe_open(folder / "part-0.safetensors", "pt") as file:
         numbers = file.metadata()
     trainer.steps, trainer.adversarial_steps = int(numbers["steps"]), int(numbers["adversarial_steps"])

@@ -40,7 +40,9 @@ def unpack_codes(packed: NDArray[np.uint8], frames: int, codebooks: int) -> NDAr
     return (bits << np.arange(9, -1, -1, dtype=np.uint16)).sum(1, dtype=np.uint16).reshape(frames, codebooks)
 
 
-def encode(codec: MossCodec, audio: NDArray[np.int16], places: list[tuple[int, int]], device: torch.device) -> list[NDArray[np.uint16]]:
+def encode(
+    codec: MossCodec, audio: NDArray[np.int16], places: list[tuple[int, int]], device: torch.device
+) -> list[NDArray[np.uint16]]:
     """Codes uint16 [T, N] of each (first sample, samples) of `audio`, in the given order."""
     codes: list[NDArray[np.uint16]] = [np.empty((0, codec.config.n_codebooks), np.uint16)] * len(places)
     order = sorted(range(len(places)), key=lambda i: places[i][1])

@@ -69,11 +69,15 @@ class Panel:
         report: dict[str, Any] = {}
         for name, part in (("default", default), ("held_out", others)):
             wer, cer = error_rates([said[i] for i in part], [heard[i] for i in part])
-            opinions = [self.listener.opinion(judged[i]) for i in part]
-            alike = [float(self.likeness.embed(judged[i]) @ self.embeddings[i]) for i in part]
             spectra = [self._spectra(waves[i], self.originals[i]) for i in part]
-            mel, stft = np.mean(spectra, axis=0)
-            figures = {"wer": wer, "cer": cer, "mos": np.mean(opinions), "likeness": np.mean(alike), "mel": mel, "stft": stft}
+            figures = {
+                "wer": wer,
+                "cer": cer,
+                "mos": np.mean([self.listener.opinion(judged[i]) for i in part]),
+                "likeness": np.mean([self.likeness.embed(judged[i]) @ self.embeddings[i] for i in part]),
+                "mel": np.mean([mel for mel, _ in spectra]),
+                "stft": np.mean([stft for _, stft in spectra]),
+            }
             report[name] = {key: round(float(value), 4) for key, value in figures.items()}
         report["heard"] = [
             {"said": said[i], "heard": heard[i]} for i in range(len(waves)) if said[i].split() != heard[i].split()

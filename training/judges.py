@@ -50,7 +50,12 @@ class Recogniser:
     def words(self, wave_S: Wave) -> str:
         """What is heard in 16 kHz audio, normalised."""
         segments, _ = self._model.transcribe(
-            wave_S, language="en", beam_size=1, temperature=0.0, condition_on_previous_text=False, without_timestamps=True
+            wave_S,
+            language="en",
+            beam_size=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            without_timestamps=True,
         )
         return self.normal(" ".join(segment.text for segment in segments))
 

@@ -43,7 +43,7 @@ CONFIG = Path(__file__).parent / "configs" / "data.json"
 PACK, VOICES, CONFIG_FILE = "teacher.pack.xz", "voices.npz", "kokoro_config.json"
 #: Files of a DATA folder.
 AUDIO, PHONEMES, LINES = "audio.i16", "phonemes.u8", "lines.jsonl"
-_LISTENING_LINES = 12
+_LISTENING_LINES = 6
 
 
 class DataConfig(StrictModel):
@@ -79,7 +79,9 @@ def espeak(texts: list[str], accent: str) -> list[str]:
 
     EspeakWrapper.set_data_path(espeakng_loader.get_data_path())
     EspeakWrapper.set_library(espeakng_loader.get_library_path())
-    phonemes: list[str] = EspeakBackend(accent, preserve_punctuation=True, with_stress=True).phonemize(texts, strip=True)
+    phonemes: list[str] = EspeakBackend(accent, preserve_punctuation=True, with_stress=True).phonemize(
+        texts, strip=True
+    )
     return phonemes
 
 
@@ -159,42 +161,43 @@ def write_speech(
     done = (out / AUDIO).stat().st_size // 2 if (out / AUDIO).exists() else 0
     # A run that continues must not repeat the voices of the one before.
     rng = np.random.default_rng([config.seed, done])
-    first, wanted, reported = done, int(hours * 3600 * SAMPLE_RATE), start
+    first, wanted = done, int(hours * 3600 * SAMPLE_RATE)
     heard: list[NDArray[np.int16]] = []
     with (
         (out / AUDIO).open("ab") as audio,
         (out / PHONEMES).open("ab") as phonemes,
         (out / LINES).open("a", encoding="utf-8") as index,
     ):
-        for spoken, place in _spoken(config, texts, casting, teacher, rng):
-            audio.write(spoken.samples.tobytes())
-            phonemes.write(spoken.phonemes.tobytes())
-            index.write(json.dumps({"start": done, "samples": len(spoken.samples)} | place, ensure_ascii=False) + "\n")
-            done += len(spoken.samples)
-            if len(heard) < _LISTENING_LINES and rng.random() < 0.01:
-                heard.append(spoken.samples)
-            now = time.monotonic()
-            over = done >= wanted or now - start > 60 * minutes
-            if over or now - reported > 10:
-                reported = now
-                rate = (done - first) / SAMPLE_RATE / (now - start)
-                print(f"{now - start:.1f} s: {done / SAMPLE_RATE / 3600:.2f} h, {rate:.0f} x real time", flush=True)
-            if over:
+        for part in _rounds(texts, config.round_lines, rng):
+            for spoken, place in _speak_round(config, part, casting, teacher, rng):
+                audio.write(spoken.samples.tobytes())
+                phonemes.write(spoken.phonemes.tobytes())
+                line = {"start": done, "samples": len(spoken.samples)} | place
+                index.write(json.dumps(line, ensure_ascii=False) + "\n")
+                done += len(spoken.samples)
+                if len(heard) < _LISTENING_LINES:
+                    heard.append(spoken.samples)
+            seconds = time.monotonic() - start
+            rate = (done - first) / SAMPLE_RATE / seconds
+            print(f"{seconds:.1f} s: {done / SAMPLE_RATE / 3600:.2f} h, {rate:.0f} x real time", flush=True)
+            if done >= wanted or seconds > 60 * minutes:
                 break
     if listen is not None and heard:
         write_wav(listen, np.concatenate(heard))
 
 
-def _spoken(
-    config: DataConfig, texts: list[dict[str, str]], casting: Casting, teacher: Teacher, rng: np.random.Generator
-) -> Iterator[tuple[Spoken, dict[str, Any]]]:
-    """Endless utterances, each with what was said, by whom and how fast."""
-    for part in _rounds(texts, config.round_lines, rng):
-        cast = [casting.choose(rng) for _ in part]
-        planned = [casting.line(text, *choice) for text, choice in zip(part, cast, strict=True)]
-        for spoken in teacher.speak(planned, batch_frames=config.batch_frames):
-            blend, speed = cast[spoken.index]
-            yield spoken, {"text": part[spoken.index]["text"], "voice": blend, "speed": speed}
+def _speak_round(
+    config: DataConfig, part: list[dict[str, str]], casting: Casting, teacher: Teacher, rng: np.random.Generator
+) -> list[tuple[Spoken, dict[str, Any]]]:
+    """The lines of a round in random order, each with what was said, by whom and how fast.
+
+    The teacher hands lines back by length, and neighbours should not be alike.
+    """
+    cast = [casting.choose(rng) for _ in part]
+    planned = [casting.line(text, *choice) for text, choice in zip(part, cast, strict=True)]
+    spoken = list(teacher.speak(planned, batch_frames=config.batch_frames))
+    places = [{"text": part[s.index]["text"], "voice": cast[s.index][0], "speed": cast[s.index][1]} for s in spoken]
+    return [(spoken[i], places[i]) for i in rng.permutation(len(spoken))]
 
 
 def main() -> None:
@@ -206,6 +209,7 @@ def main() -> None:
     phonemes = commands.add_parser("phonemes", help="texts to phonemes")
     phonemes.add_argument("--out", type=Path, required=True)
     speech = commands.add_parser("speech", help="phonemes to speech")
+    speech.add_argument("--config", type=Path, default=CONFIG)
     speech.add_argument("--lines", type=Path, required=True)
     speech.add_argument("--teacher", type=Path, required=True, help="folder written by `pack`")
     speech.add_argument("--out", type=Path, required=True)
@@ -222,7 +226,7 @@ def main() -> None:
         write_phonemes(DataConfig.load(), args.out)
     else:
         write_speech(
-            DataConfig.load(),
+            DataConfig.load(args.config),
             lines=args.lines,
             teacher_dir=args.teacher,
             out=args.out,

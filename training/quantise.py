@@ -1,4 +1,4 @@
-"""The training pass through the product's residual quantizer: straight-through codes, losses, and codebooks kept alive.
+"""The training pass through the product's residual quantizer: straight-through codes, and codebooks that follow.
 
 The arithmetic is that of `ResidualLFQ.encode` and `.decode` (spec/moss 2.4): search by cosine, read the raw row.
 """
@@ -24,8 +24,6 @@ class Quantised:
     first: Tensor
     #: Pulls projections towards their codebook rows.
     commitment: Tensor
-    #: Pulls codebook rows towards the projections they serve.
-    codebook: Tensor
     #: The projections that were searched, per level [B * T, codebook_dim], detached.
     queries: list[Tensor]
 
@@ -35,15 +33,13 @@ def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, fi
     with torch.autocast(latent_BTD.device.type, enabled=False):
         residual_BTR = quantizer.input_proj(latent_BTD.float())
         summed_BTR = first_BTR = torch.zeros_like(residual_BTR)
-        codes, queries, commitment, codebook = [], [], [], []
+        codes, queries, commitment = [], [], []
         for i, level in enumerate(quantizer.levels):
             used_B11 = (i < levels_B)[:, None, None]
             query_BTQ = level.in_proj(residual_BTR)
-            directions = F.normalize(level.codebook.detach(), dim=1)
-            codes_BT = (query_BTQ.detach() @ directions.T).argmax(-1)
+            codes_BT = (query_BTQ.detach() @ F.normalize(level.codebook, dim=1).T).argmax(-1)
             row_BTQ = F.embedding(codes_BT, level.codebook)
-            commitment.append(((query_BTQ - row_BTQ.detach()).square() * used_B11).mean())
-            codebook.append(((query_BTQ.detach() - row_BTQ).square() * used_B11).mean())
+            commitment.append(((query_BTQ - row_BTQ).square() * used_B11).mean())
             added_BTR = level.out_proj(query_BTQ + (row_BTQ - query_BTQ).detach())
             residual_BTR = residual_BTR - added_BTR
             summed_BTR = summed_BTR + added_BTR * used_B11
@@ -52,9 +48,24 @@ def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, fi
             codes.append(codes_BT)
             queries.append(query_BTQ.detach().flatten(0, 1))
         latent = quantizer.output_proj(summed_BTR)
-    return Quantised(
-        latent, torch.stack(codes, -1), first_BTR, torch.stack(commitment).sum(), torch.stack(codebook).sum(), queries
-    )
+    return Quantised(latent, torch.stack(codes, -1), first_BTR, torch.stack(commitment).sum(), queries)
+
+
+@torch.no_grad()
+def initialise_projections(quantizer: ResidualLFQ) -> None:
+    """Each level starts as the projection on a subspace of its own, so that every level takes energy away.
+
+    Independent random projections would double the residual's energy at every level, a thousandfold over ten.
+    """
+    width = quantizer.input_proj.weight.shape[0]
+    nn.init.orthogonal_(quantizer.input_proj.weight)
+    quantizer.output_proj.weight.copy_(quantizer.input_proj.weight.T)
+    basis_RR = nn.init.orthogonal_(torch.empty(width, width))
+    for i, level in enumerate(quantizer.levels):
+        narrow = level.codebook.shape[1]
+        rows_QR = basis_RR[[(i * narrow + j) % width for j in range(narrow)]]
+        level.in_proj.weight.copy_(rows_QR)
+        level.out_proj.weight.copy_(rows_QR.T)
 
 
 @torch.no_grad()
@@ -69,35 +80,56 @@ def initialise_codebooks(quantizer: ResidualLFQ, latent_BTD: Tensor) -> None:
         residual_MR = residual_MR - level.out_proj(F.embedding(codes_M, level.codebook))
 
 
-class Usage(nn.Module):
-    """How often each code is used, as a moving average; rows that fall silent are replaced by queries of the batch."""
+class Codebooks(nn.Module):
+    """Keeps every codebook row at the moving average of the queries it serves, and no row idle.
 
+    Gradients would be too slow: Adam moves a row by its learning rate at most, and only when it is used.
+    """
+
+    #: [N, V]: how often each code is used, 1 is the mean.
     counts: Tensor
+    #: [N, V, Q]: the queries that each code served, in the same measure.
+    sums: Tensor
 
-    def __init__(self, levels: int, codebook_size: int, decay: float = 0.99) -> None:
+    def __init__(self, quantizer: ResidualLFQ, decay: float) -> None:
         super().__init__()
+        rows_NVQ = torch.stack([level.codebook.detach() for level in quantizer.levels])
         self.decay = decay
-        self.register_buffer("counts", torch.ones(levels, codebook_size))
+        self.register_buffer("counts", torch.ones(rows_NVQ.shape[:2], device=rows_NVQ.device))
+        self.register_buffer("sums", rows_NVQ.clone())
 
     @torch.no_grad()
-    def update(self, codes_BTN: Tensor) -> None:
-        """Counts are relative: 1 is the mean usage."""
-        codes_NM = codes_BTN.flatten(0, 1).T
-        counts_NV = torch.zeros_like(self.counts)
-        counts_NV.scatter_add_(1, codes_NM, torch.ones_like(codes_NM, dtype=counts_NV.dtype))
-        self.counts.lerp_(counts_NV * (counts_NV.shape[1] / codes_NM.shape[1]), 1 - self.decay)
+    def restart(self, quantizer: ResidualLFQ) -> None:
+        """Forget the past: the rows as they are, used equally."""
+        self.counts.fill_(1.0)
+        self.sums.copy_(torch.stack([level.codebook for level in quantizer.levels]))
+
+    @torch.no_grad()
+    def follow(self, quantizer: ResidualLFQ, found: Quantised) -> None:
+        """Move the rows towards the queries of a batch."""
+        codes_NM = found.codes.flatten(0, 1).T
+        queries_NMQ = torch.stack(found.queries)
+        weight = self.counts.shape[1] / codes_NM.shape[1]
+        ones_NM = torch.full_like(codes_NM, weight, dtype=self.counts.dtype)
+        index_NMQ = codes_NM[..., None].expand_as(queries_NMQ)
+        self.counts.lerp_(torch.zeros_like(self.counts).scatter_add_(1, codes_NM, ones_NM), 1 - self.decay)
+        self.sums.lerp_(torch.zeros_like(self.sums).scatter_add_(1, index_NMQ, queries_NMQ * weight), 1 - self.decay)
+        rows_NVQ = self.sums / self.counts.clamp(min=1e-6)[..., None]
+        for level, rows_VQ, counts_V in zip(quantizer.levels, rows_NVQ, self.counts, strict=True):
+            level.codebook.copy_(torch.where(counts_V[:, None] > 1e-4, rows_VQ, level.codebook))
 
     @torch.no_grad()
     def revive(self, targets: list[ResidualLFQ], queries: list[Tensor], below: float) -> Tensor:
         """Replace the rows used less than `below` times the mean, in every quantizer of `targets`; returns how many."""
-        dead_NV = self.counts < below
+        idle_NV = self.counts < below
         for i, query_MQ in enumerate(queries):
-            rows = torch.randint(len(query_MQ), (dead_NV.shape[1],), device=query_MQ.device)
+            picked = torch.randint(len(query_MQ), (idle_NV.shape[1],), device=query_MQ.device)
             for quantizer in targets:
                 codebook = quantizer.levels[i].codebook
-                codebook.copy_(torch.where(dead_NV[i, :, None], query_MQ[rows], codebook))
-        self.counts.masked_fill_(dead_NV, 1.0)
-        return dead_NV.sum()
+                codebook.copy_(torch.where(idle_NV[i, :, None], query_MQ[picked], codebook))
+            self.sums[i] = torch.where(idle_NV[i, :, None], query_MQ[picked], self.sums[i])
+        self.counts.masked_fill_(idle_NV, 1.0)
+        return idle_NV.sum()
 
     def perplexity(self) -> list[float]:
         """Per level, the number of codes in effective use (1 .. V)."""

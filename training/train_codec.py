@@ -29,7 +29,7 @@ from training.data import LABELS_PER_FRAME, PHONEME_CLASSES, Segments, SpeechBan
 from training.discriminator import Discriminator, DiscriminatorConfig
 from training.losses import SpectralLoss, adversarial_loss, discriminator_loss, feature_loss
 from training.make_data import write_wav
-from training.quantise import Usage, initialise_codebooks, quantise
+from training.quantise import Codebooks, initialise_codebooks, initialise_projections, quantise
 
 CONFIG = Path(__file__).parent / "configs" / "codec_mini.json"
 CHECKPOINT = "checkpoint.pt"
@@ -40,7 +40,6 @@ class LossWeights(StrictModel):
     stft: float
     wave: float
     commitment: float
-    codebook: float
     #: Of telling the phonemes from the first level alone: makes the first code say what is said.
     phoneme: float
     adversarial: float
@@ -75,6 +74,8 @@ class TrainConfig(StrictModel):
     level_dropout: float
     #: Levels that the phoneme head reads.
     phoneme_levels: int
+    #: Of the moving averages that codebook rows are.
+    codebook_decay: float
     #: Every so many steps codes used less than `revive_below` times the mean are replaced, until a share of the time.
     revive_every: int
     revive_below: float
@@ -122,9 +123,10 @@ class Float32Linear(nn.Linear):
 
 
 def new_codec(model: dict[str, Any], layer_scale: float) -> MossCodec:
-    """A codec with random weights, its quantizer's weight normalisation folded, every parameter trainable."""
+    """A codec with random weights, its weight normalisation folded; all but the codebooks take gradients."""
     codec = MossCodec(MossCodecConfig.from_dict(model))
     codec.finalize()
+    initialise_projections(codec.quantizer)
     for module in codec.modules():
         if isinstance(module, CodecLayer):
             nn.init.constant_(module.scale1, layer_scale)
@@ -132,15 +134,19 @@ def new_codec(model: dict[str, Any], layer_scale: float) -> MossCodec:
     last = [stage for stage in codec.decoder if isinstance(stage, CodecTransformer)][-1]
     assert last.output_proj is not None, "the last decoder stage of a v2 codec has an output projection"
     last.output_proj = Float32Linear(last.output_proj.in_features, last.output_proj.out_features, bias=False)
-    return codec.requires_grad_(True)
+    codec.requires_grad_(True)
+    for level in codec.quantizer.levels:
+        level.codebook.requires_grad_(False)
+    return codec
 
 
 def optimizer(modules: list[nn.Module], lr: float, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW without decay on vectors and codebooks."""
-    named = [item for module in modules for item in module.named_parameters()]
-    decayed = [p for name, p in named if p.dim() > 1 and not name.endswith("codebook")]
-    plain = [p for name, p in named if p.dim() <= 1 or name.endswith("codebook")]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    """AdamW without decay on vectors."""
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=lr, betas=config.betas, fused=True)
 
 
@@ -155,7 +161,7 @@ class CodecTrainer:
         self.frame_samples = self.codec.config.frame_samples
         self.phoneme_head = PhonemeHead(self.codec.config.quantizer.rvq_dim).to(device)
         self.discriminator = Discriminator(recipe.discriminator).to(device)
-        self.usage = Usage(self.codec.config.n_codebooks, self.codec.config.codebook_size).to(device)
+        self.codebooks = Codebooks(self.codec.quantizer, self.config.codebook_decay)
         self.spectral = SpectralLoss(self.codec.config.sample_rate).to(device)
         self.generator_side = optimizer([self.codec, self.phoneme_head], self.config.generator_lr, self.config)
         self.discriminator_side = optimizer([self.discriminator], self.config.discriminator_lr, self.config)
@@ -170,7 +176,7 @@ class CodecTrainer:
         return min(1.0, self.seconds / (60 * self.config.total_minutes))
 
     def state(self) -> dict[str, Any]:
-        parts = ("codec", "ema", "phoneme_head", "discriminator", "usage", "generator_side", "discriminator_side")
+        parts = ("codec", "ema", "phoneme_head", "discriminator", "codebooks", "generator_side", "discriminator_side")
         numbers = {name: getattr(self, name) for name in ("steps", "seconds", "adversarial_steps")}
         return {name: getattr(self, name).state_dict() for name in parts} | numbers
 
@@ -196,8 +202,7 @@ class CodecTrainer:
     def step(self, batch: Segments) -> dict[str, Tensor]:
         """One update. Nothing here waits for the device; the returned losses are tensors."""
         if self.steps == 0:
-            with torch.no_grad():
-                initialise_codebooks(self.codec.quantizer, self.codec.encode_latent(batch.wave[:, None]))
+            self._start_from(batch)
         self._set_learning_rates()
         adversarial = self.progress >= self.config.adversarial_from
         output_BS, found, losses = self._reconstruction(batch)
@@ -206,13 +211,23 @@ class CodecTrainer:
             losses["discriminator"] = self._update_discriminator(*crops)
             losses |= self._adversarial(*crops)
         self._update_generator(losses)
-        self.usage.update(found.codes)
+        self.codebooks.follow(self.codec.quantizer, found)
         if self.steps % self.config.revive_every == 0 and self.progress < self.config.revive_until:
             both = [self.codec.quantizer, self.ema.quantizer]
-            losses["revived"] = self.usage.revive(both, found.queries, self.config.revive_below)
+            losses["revived"] = self.codebooks.revive(both, found.queries, self.config.revive_below)
         self.steps += 1
         self.adversarial_steps += adversarial
         return {name: value.detach() for name, value in losses.items()}
+
+    @torch.no_grad()
+    def _start_from(self, batch: Segments) -> None:
+        """Latents of unit size and codebooks of real frames, so that learning starts in range."""
+        last = [stage for stage in self.codec.encoder if isinstance(stage, CodecTransformer)][-1]
+        assert last.output_proj is not None, "the last encoder stage of a v2 codec has an output projection"
+        latent_BTD = self.codec.encode_latent(batch.wave[:, None])
+        last.output_proj.weight.div_(latent_BTD.square().mean().sqrt())
+        initialise_codebooks(self.codec.quantizer, self.codec.encode_latent(batch.wave[:, None]))
+        self.codebooks.restart(self.codec.quantizer)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
@@ -234,7 +249,6 @@ class CodecTrainer:
             "stft": stft,
             "wave": F.l1_loss(output_BS, batch.wave),
             "commitment": found.commitment,
-            "codebook": found.codebook,
             "phoneme": F.cross_entropy(logits.flatten(0, 2), batch.labels.flatten()),
         }
         return output_BS, found, losses
@@ -336,7 +350,7 @@ def train(trainer: CodecTrainer, bank: SpeechBank, *, minutes: float, work: Path
             if over or now - saved > config.checkpoint_seconds:
                 saved = now
                 figures, heard = trainer.validate(bank)
-                usage = [round(value) for value in trainer.usage.perplexity()]
+                usage = [round(value) for value in trainer.codebooks.perplexity()]
                 _log(log, {"step": trainer.steps, "validation": figures, "codes_in_use": usage})
                 save(trainer, work, out, heard)
             if over:

@@ -221,12 +221,12 @@ _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: 
 _MAX_WAV_BYTES = 2**32 - 2**10
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *, float32: bool = False) -> None:
     """Whether audio could be written to `path`, before any model work: a known suffix, a folder that takes files.
 
     Raises AudioFileError.
     """
-    _format_of(path)
+    _format_of(path, float32)
     check_replaceable(path)
 
 
@@ -240,12 +240,7 @@ def write_audio(path: Path, samples_CS: NDArray[np.float32], sample_rate: int, *
 
     No samples give a file without samples. Raises AudioFileError.
     """
-    audio_format = _format_of(path)
-    if float32:
-        if path.suffix.lower() != ".wav":
-            raise AudioFileError(f"cannot write {str(path)!r} with float32 samples: only .wav holds them")
-        audio_format = _FLOAT_WAV
-    check_replaceable(path)
+    audio_format = _format_of(path, float32)
     if samples_CS.ndim != 2 or not 1 <= samples_CS.shape[0] <= MAX_CHANNELS:
         raise AudioFileError(
             f"cannot write {str(path)!r}: samples of the shape {samples_CS.shape} are not [1..8, samples]"
@@ -262,11 +257,15 @@ def write_audio(path: Path, samples_CS: NDArray[np.float32], sample_rate: int, *
     write_atomically(path, data)
 
 
-def _format_of(path: Path) -> _Format:
+def _format_of(path: Path, float32: bool) -> _Format:
     found = _FORMATS.get(path.suffix.lower())
     if found is None:
         raise AudioFileError(f"cannot write {str(path)!r}: unknown suffix; use one of {', '.join(_FORMATS)}")
-    return found
+    if not float32:
+        return found
+    if found.muxer != "wav":
+        raise AudioFileError(f"cannot write {str(path)!r} with float32 samples: only .wav holds them")
+    return _FLOAT_WAV
 
 
 def _encode(audio_format: _Format, samples_CS: NDArray[np.float32], sample_rate: int) -> bytes:

@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
+import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
+from typer.exceptions import TyperException
 
-from hocket.errors import HocketError, InvalidRequestError
+from hocket import __version__
+from hocket.errors import AudioFileError, HocketError, InvalidRequestError
 
 if TYPE_CHECKING:
     from hocket.core import Speech, SpeechRequest
-    from hocket.engine.engine import Engine
+    from hocket.models.family import Codec as LoadedCodec
 
 # Heavy imports (torch) happen inside the commands, so that --help and bad arguments answer at once.
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Many texts into many voices at once.",
-)
-codec_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Audio to codes and back.")
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+codec_app = typer.Typer(rich_markup_mode=None, help="Audio to codes and back.")
 app.add_typer(codec_app, name="codec")
 
-Model = Annotated[str | None, typer.Option("--model", "-m", help="Checkpoint folder or hub id; default: built in.")]
+#: What `main` caught, for `hocket --debug`.
+_LOG = logging.getLogger("hocket")
+#: The exit code of sysexits.h for "internal software error".
+_INTERNAL_ERROR = 70
+
+Model = Annotated[str | None, typer.Option("--model", help="Checkpoint folder or hub id; default: built in.")]
 Codec = Annotated[str | None, typer.Option("--codec", help="Codec folder or hub id; 'none' makes codes only.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
+@app.callback(invoke_without_command=True)
+def hocket(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback with every error.")] = False,
+) -> None:
+    """Many texts into many voices at once."""
+    if debug:
+        logging.basicConfig(format="%(message)s")
+        _LOG.setLevel(logging.DEBUG)
+    if version:
+        _print(f"hocket {__version__}")
+    elif context.invoked_subcommand is None:
+        _print(context.get_help())
+
+
 @app.command()
 def say(
-    text: Annotated[str, typer.Argument(help="What to say; '-' reads it from standard input.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; '-' reads it from standard input.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Audio file; the suffix sets the format.")
     ] = None,
@@ -65,9 +85,6 @@ def say(
     as_json: Json = False,
 ) -> None:
     """Speak TEXT into a file."""
-    from hocket.audio import check_writable
-    from hocket.codes_file import check_codes_writable
-
     request = _request(
         text=_text(text),
         reference=[Path(item) for item in reference or []],
@@ -88,26 +105,26 @@ def say(
             "repetition_penalty": repetition_penalty,
         },
     )
-    if codec == "none":
-        if output is not None or codes_out is None:
-            raise InvalidRequestError("--codec none makes no audio; leave out --output and give --codes-out FILE.npy")
-    else:
+    if codec == "none" and (output is not None or codes_out is None):
+        raise InvalidRequestError("--codec none makes no audio; leave out --output and give --codes-out FILE.npy")
+
+    from hocket.audio import check_writable, write_audio
+    from hocket.codes_file import check_codes_writable, write_codes
+    from hocket.engine.engine import Engine
+
+    if codec != "none":
         output = output or Path("out.wav")
         check_writable(output)
     if codes_out is not None:
         check_codes_writable(codes_out)
-
-    from hocket.engine.engine import Engine
-
-    engine = Engine.load(model, codec, device=device, dtype=dtype)
-    speech = _speak(engine, request)
+    with _progress() as show:
+        show("loading")
+        engine = Engine.load(model, codec, device=device, dtype=dtype)
+        show("speaking")
+        speech = engine.generate(request)
     if output is not None:
-        from hocket.audio import write_audio
-
         write_audio(output, speech.samples, speech.sample_rate)
     if codes_out is not None:
-        from hocket.codes_file import write_codes
-
         write_codes(codes_out, speech.codes)
     _report(speech, output, codes_out, as_json=as_json)
     if model is None and not as_json:
@@ -129,7 +146,6 @@ def codec_encode(
 
     from hocket.codes_file import check_codes_writable, write_codes
     from hocket.config import ReferenceLimits
-    from hocket.errors import AudioFileError
     from hocket.prompt.reference import prepare_audio, prepare_reference
 
     check_codes_writable(output)
@@ -141,11 +157,10 @@ def codec_encode(
         samples = prepare_audio(audio, sample_rate=rate, channels=channels)
     if samples.shape[1] < model.config.frame_samples:
         frame_ms = 1000 * model.config.frame_samples / rate
-        raise AudioFileError(f"{audio} is shorter than one frame of the codec ({frame_ms:.0f} ms)")
-    with torch.inference_mode():
-        codes = model.encode_whole(torch.from_numpy(samples).to(device), codebooks).cpu().numpy()
+        raise AudioFileError(f"{str(audio)!r} is shorter than one frame of the codec ({frame_ms:.0f} ms)")
+    codes = model.encode_whole(torch.from_numpy(samples).to(device), codebooks).cpu().numpy()
     write_codes(output, codes)
-    print(f"{output}: {codes.shape[0]} frames of {codes.shape[1]} codes")
+    _print(f"{output}: {codes.shape[0]} frames of {codes.shape[1]} codes")
 
 
 @codec_app.command("decode")
@@ -163,13 +178,14 @@ def codec_decode(
     from hocket.audio import check_writable, write_audio
     from hocket.codes_file import read_codes
 
-    check_writable(output, float32=float32)
+    check_writable(output)
+    if float32 and output.suffix.lower() != ".wav":
+        raise AudioFileError(f"cannot write {str(output)!r}: --float needs the suffix .wav")
     codes_TN = read_codes(codes)
     model = _load_codec(codec, device, dtype)
-    with torch.inference_mode():
-        samples = model.decode_whole(torch.from_numpy(codes_TN).to(device)).cpu().numpy()
+    samples = model.decode_whole(torch.from_numpy(codes_TN).to(device)).cpu().numpy()
     write_audio(output, samples, model.config.sample_rate, float32=float32)
-    print(f"{output}: {samples.shape[1] / model.config.sample_rate:.2f} s of audio")
+    _print(f"{output}: {samples.shape[1] / model.config.sample_rate:.2f} s of audio")
 
 
 @app.command()
@@ -184,31 +200,49 @@ def info(
 
     facts = describe(model, parse_dtype(dtype))
     if as_json:
-        print(json.dumps(facts))
+        _print(json.dumps(facts))
         return
     width = max(len(name) for name in facts)
-    for name, value in facts.items():
-        print(f"{name.replace('_', ' '):<{width}}  {f'{value:,}' if isinstance(value, int) else value}")
+    shown = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items()}
+    _print("\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in shown.items()))
 
 
 def main() -> NoReturn:
-    """Entry point: every expected failure is one line on standard error and a non-zero exit."""
+    """Entry point. Every failure is one line on standard error and a non-zero exit; `--debug` adds the traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        _fail(f"{error.format_message().rstrip('.')}; --help shows what there is", error.exit_code)
     except HocketError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
-    except BrokenPipeError:
-        sys.exit(141)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        _fail(f"{reason}; please report it with what `hocket --debug ...` prints", _INTERNAL_ERROR, "internal error")
+    if code:
+        _fail("interrupted", code)  # Typer turns Ctrl-C into an exit code of its own
     sys.exit(0)
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    # backslashreplace: a message may quote a file name that is not valid UTF-8.
-    line = f"hocket: error: {' '.join(message.split())}\n"
-    sys.stderr.buffer.write(line.encode("utf-8", "backslashreplace"))
+def _fail(message: str, code: int, kind: str = "error") -> NoReturn:
+    print(f"hocket: {kind}: {' '.join(message.split())}", file=sys.stderr)
+    _LOG.debug("", exc_info=True)
     sys.exit(code)
+
+
+def _print(text: str) -> None:
+    """To standard output, at once, so that a reader who has gone away or a full disk is reported here."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # Python flushes once more at exit; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(141)  # what a shell reports for a program that SIGPIPE ended
+        raise AudioFileError(f"cannot write to standard output: {error.strerror}") from error
 
 
 def _text(argument: str) -> str:
@@ -221,34 +255,43 @@ def _text(argument: str) -> str:
 
 
 def _request(**fields: Any) -> SpeechRequest:
+    from pydantic import ValidationError
+
     from hocket.core import Sampling, SpeechRequest
 
     try:
-        sampling = Sampling(**fields.pop("sampling"))
-        return SpeechRequest(sampling=sampling, **fields)
+        return SpeechRequest(sampling=Sampling(**fields.pop("sampling")), **fields)
     except ValidationError as error:
         problem = error.errors()[0]
-        option = "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")
-        reason = problem["msg"].removeprefix("Value error, ")
-        message = f"{option}: {reason}" if option else reason
-        raise InvalidRequestError(message, param=option) from None
+        field = str(problem["loc"][0]) if problem["loc"] else ""
+        option = field if field in {"", "text"} else f"--{field.replace('_', '-')}"
+        if problem["type"] == "value_error":
+            message = f"{option} {problem['msg'].removeprefix('Value error, ')}"
+        else:
+            message = f"{option} is {problem['input']}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        raise InvalidRequestError(message, param=field or None) from None
 
 
-def _load_codec(codec: str | None, device: str, dtype: str) -> Any:
+def _load_codec(codec: str | None, device: str, dtype: str) -> LoadedCodec:
     from hocket.engine.engine import parse_device, parse_dtype
     from hocket.models.checkpoint import resolve_checkpoint
     from hocket.models.registry import builtin_model, load_codec
 
+    on, precision = parse_device(device), parse_dtype(dtype)
     folder = builtin_model() / "codec" if codec is None else resolve_checkpoint(codec)
-    return load_codec(folder, device=parse_device(device), dtype=parse_dtype(dtype))
+    return load_codec(folder, device=on, dtype=precision)
 
 
-def _speak(engine: Engine, request: SpeechRequest) -> Speech:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return engine.generate(request)
-    with console.status("speaking"):
-        return engine.generate(request)
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A function that shows what is going on: on a terminal only, whatever the environment says about colours."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update
 
 
 def _report(speech: Speech, output: Path | None, codes_out: Path | None, *, as_json: bool) -> None:
@@ -261,11 +304,11 @@ def _report(speech: Speech, output: Path | None, codes_out: Path | None, *, as_j
         "finish_reason": speech.finish_reason,
     }
     if as_json:
-        print(json.dumps({**facts, "output": output and str(output), "codes_out": codes_out and str(codes_out)}))
+        _print(json.dumps({**facts, "output": output and str(output), "codes_out": codes_out and str(codes_out)}))
         return
     speed = f", {seconds / taken:.1f} times as fast as it plays" if seconds else ""
     where = output or codes_out
-    print(
+    _print(
         f"{where}: {seconds:.2f} s of audio in {taken:.2f} s{speed} "
         f"({len(speech.codes)} frames, seed {speech.seed}, {speech.finish_reason})"
     )

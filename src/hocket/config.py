@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hocket.core import StrictModel
 
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class ReferenceLimits(StrictModel):
@@ -23,20 +26,102 @@ class ReferenceLimits(StrictModel):
     max_file_bytes: PositiveInt = 64 * 2**20
 
 
+class ChunkPolicy(StrictModel):
+    """Sizes of chunks (frames) and of decode batches (streams), and how long a chunk may wait."""
+
+    #: Small, because the listener waits for it.
+    first_chunk_frames: PositiveInt = 1
+    #: Sizes of the chunks after the first, while the player's buffer grows.
+    ramp_frames: tuple[PositiveInt, ...] = (2, 4, 8)
+    #: Size of every chunk after the ramp, and of all chunks of a request that does not stream. The largest size.
+    steady_chunk_frames: PositiveInt = 15
+    #: Chunks wait for this many ready streams ...
+    min_batch: PositiveInt = 8
+    #: ... but no longer than this, and not at all where waiting cannot help.
+    max_wait_ms: NonNegativeFloat = 20.0
+    max_batch: PositiveInt = 32
+    #: A chunk is launched at the latest this long before its player runs dry.
+    deadline_margin_ms: NonNegativeFloat = 40.0
+    #: The due time of a chunk that nobody plays yet, counted from the moment that it was ready.
+    offline_slack_ms: NonNegativeFloat = 500.0
+    #: Decode batches launched and not collected; more would only queue up on the device, out of deadline order.
+    max_in_flight: PositiveInt = 2
+
+    @model_validator(mode="after")
+    def _sizes_grow(self) -> ChunkPolicy:
+        if list(self.sizes) != sorted(self.sizes):
+            raise ValueError(f"chunk sizes must not shrink from first to ramp to steady, got {self.sizes}")
+        if self.min_batch > self.max_batch:
+            raise ValueError(f"min_batch {self.min_batch} is above max_batch {self.max_batch}; lower it")
+        return self
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """First, ramp, steady."""
+        return (self.first_chunk_frames, *self.ramp_frames, self.steady_chunk_frames)
+
+    def width(self, frames: int) -> int:
+        """The smallest size that holds `frames`."""
+        return next(size for size in self.sizes if size >= frames)
+
+
+class RunawayPolicy(StrictModel):
+    """When speech that never stops is ended: too long for its text, in a loop, or silent for good. 0 turns off."""
+
+    #: Frame budget: times the estimated length of the text, which is that of an unhurried reader ...
+    multiple: NonNegativeFloat = 4.0
+    #: ... and no less than this.
+    min_seconds: PositiveFloat = 10.0
+    #: 12 letters a second is 130 English words a minute.
+    seconds_per_letter: PositiveFloat = 1 / 12
+    #: Characters that are syllables or words of their own: Han, kana, Hangul; 4 a second.
+    seconds_per_wide_character: PositiveFloat = 0.25
+    #: Digits and symbols are read as words: "7" takes as long as "seven".
+    seconds_per_digit: PositiveFloat = 0.5
+    #: Frames that repeat with a period of up to 8 frames, for this long.
+    loop_seconds: NonNegativeFloat = 4.0
+    #: Audio below `silence_rms` for this long, beyond the pauses that the text asks for.
+    silence_seconds: NonNegativeFloat = 8.0
+    #: 1e-3 is -60 dB of full scale.
+    silence_rms: PositiveFloat = 1e-3
+
+
+class ReferenceCacheConfig(StrictModel):
+    """Where codes of reference recordings are kept, by content."""
+
+    #: In memory; least recently used ones go first. A second of 12 codebooks takes 1.2 kB.
+    max_bytes: PositiveInt = 64 * 2**20
+    #: Also kept here, as .npy files, when given: several engines may share a folder.
+    folder: Path | None = None
+
+
 class EngineConfig(StrictModel):
     """How an engine uses its machine."""
 
-    #: Longest sequence, prompt and speech together; the model's own limit applies as well.
+    #: Requests spoken at the same time.
+    rows: PositiveInt = 16
+    #: K/V rows for all requests together; None: `rows` times `max_context_rows`, so that none is ever preempted.
+    kv_rows: PositiveInt | None = None
+    #: Longest prompt and speech together, in K/V rows; the model's own limit applies as well.
     max_context_rows: PositiveInt = 8192
-    #: Positions a K/V page holds.
+    #: Positions that a K/V page holds.
     page_rows: PositiveInt = 32
-    #: Prompt rows computed at a time.
-    prefill_chunk_rows: PositiveInt = 512
+    #: Prompt rows prefilled per step: what bounds how long a burst of arrivals holds up a running stream.
+    prefill_rows_per_step: PositiveInt = 512
+    #: Requests that may wait; further ones are refused.
+    max_waiting: PositiveInt = 1024
+    #: Share K/V pages between prompts that begin alike.
+    prefix_cache: bool = True
     #: Default cap on new frames of a request (12.5 frames a second: 4096 are five and a half minutes; spec/moss 1.5).
     max_frames: PositiveInt = 4096
-    #: Frames in the first, second, … audio chunk; the last value repeats. Small first for a quick start.
-    chunk_frames: tuple[PositiveInt, ...] = (1, 2, 4, 8)
+    #: The same bytes for a request and seed whatever else is running: every shape is fixed, at a price in speed.
+    strict: bool = False
+    #: Launch a frame before the stop flags of the one before were read. None: on CUDA, where reading them is a wait.
+    lookahead: bool | None = None
+    chunks: ChunkPolicy = ChunkPolicy()
+    runaway: RunawayPolicy = RunawayPolicy()
     reference: ReferenceLimits = ReferenceLimits()
+    reference_cache: ReferenceCacheConfig = ReferenceCacheConfig()
 
 
 class Environment(StrictModel):

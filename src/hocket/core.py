@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from hocket.errors import HocketError
+
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
 #: Seeds are 63-bit so that they fit every JSON reader's and database's signed 64-bit integer.
@@ -162,23 +164,52 @@ class SpeechRequest(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds, all measured from the moment the request was submitted, except where the name says otherwise."""
+class PromptRows:
+    """A request as the talker reads it, and what the codec must have heard by the first new frame."""
 
-    prefill_seconds: float = math.nan
+    #: int64 [L, 1 + N]: the text id, then the codes (all the pad code where the row is text).
+    rows: NDArray[np.int64]
+    #: int64 [F, N]: the recording that the new frames continue, which the codec is primed with; no frames otherwise.
+    prefix_codes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds from the moment that the request was added; NaN for what did not happen."""
+
+    #: Until it had a row.
+    admitted_seconds: float = math.nan
+    #: Until its whole prompt was computed.
+    prefilled_seconds: float = math.nan
+    #: Until its first audio was on the host.
     first_audio_seconds: float = math.nan
     total_seconds: float = math.nan
+    #: Longest time that a player which starts with the first audio would have stood still.
+    late_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How a request ended."""
+
+    finish_reason: FinishReason
+    #: The one given, or the one drawn: with it the request can be repeated.
+    seed: int
+    timings: Timings
+    #: Set when the reason is `error`.
+    error: HocketError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
     """A piece of a request's audio, in order: float32 `samples` [C, S], from the int64 `codes` [frames, N]."""
 
+    request_id: str
     samples: NDArray[np.float32]
     sample_rate: int
     codes: NDArray[np.int64]
-    #: Set on the last chunk only (which may hold no samples).
-    finish_reason: FinishReason | None = None
+    #: Set on the last chunk only, which has no samples (and no codes, unless the engine has no codec).
+    end: RequestEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

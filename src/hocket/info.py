@@ -8,12 +8,13 @@ from math import prod
 
 import torch
 
-from hocket.models.checkpoint import resolve_checkpoint
+from hocket.errors import CheckpointError
+from hocket.models.checkpoint import read_config, resolve_checkpoint
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.weights import codec_weight_table
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.weights import talker_weight_table
-from hocket.models.registry import builtin_model, checkpoint_kind
+from hocket.models.registry import builtin_model, checkpoint_kind, codec_folder
 from hocket.models.weights import WeightEntry
 
 Fact = str | int | float
@@ -32,19 +33,34 @@ CODEC_PARTS = {"encoder": "encoder", "decoder": "decoder", "quantizer": "quantiz
 def describe(model: str | None, dtype: torch.dtype) -> dict[str, Fact]:
     """Facts about the checkpoint `model` (folder or hub id; the built-in one when None), in the order to print them.
 
-    `parameters_*` are counts, tied copies not counted; `weight_bytes` is what they take in memory at `dtype`.
-    Raises CheckpointError, ConfigError.
+    `parameters_*` are counts, tied copies not counted; `weight_bytes` is what they take in memory at `dtype` (a codec
+    keeps norms and quantizer in float32). A talker is followed by its codec as `codec_*`, and by `total_*` of both; a
+    codec that is named but cannot be fetched is a line that says so. Raises CheckpointError, ConfigError.
     """
     folder = builtin_model() if model is None else resolve_checkpoint(model)
     kind, raw = checkpoint_kind(folder)
-    facts = _talker(raw, dtype) if kind == "talker" else _codec(raw, dtype)
-    return {"checkpoint": str(folder), "kind": kind, "family": str(raw.get("model_type")), **facts}
+    head: dict[str, Fact] = {"checkpoint": str(folder), "kind": kind, "family": str(raw.get("model_type"))}
+    if kind == "codec":
+        return {**head, **_codec(raw, dtype)}
+    talker = _talker(raw, dtype)
+    try:
+        belonging = codec_folder(folder, None)
+    except CheckpointError as error:
+        return {**head, **talker, "codec": str(error)}
+    codec = _codec(read_config(belonging), dtype)
+    totals = {f"total_{name}": int(talker[name]) + int(codec[name]) for name in ("parameters", "weight_bytes")}
+    return {
+        **head,
+        **talker,
+        "codec_checkpoint": str(belonging),
+        **{f"codec_{name}": value for name, value in codec.items()},
+        **totals,
+    }
 
 
 def _talker(raw: Mapping[str, object], dtype: torch.dtype) -> dict[str, Fact]:
     config = MossLocalConfig.from_dict(raw)
     backbone, depth = config.backbone, config.depth
-    kv_bytes = config.kv_bytes_per_row(dtype)
     return {
         "sample_rate_hz": config.sampling_rate,
         "codebooks": config.n_vq,
@@ -56,7 +72,7 @@ def _talker(raw: Mapping[str, object], dtype: torch.dtype) -> dict[str, Fact]:
         "depth_shape": f"{depth.layers} layers, width {depth.hidden_size}, FFN {depth.intermediate_size}, "
         f"{depth.heads} heads x {depth.head_dim}, RoPE base {depth.rope_base:g}",
         **_parameters(talker_weight_table(config, dtype), TALKER_PARTS),
-        "kv_bytes_per_row": kv_bytes,
+        "kv_bytes_per_row": config.kv_bytes_per_row(dtype),
     }
 
 

@@ -11,8 +11,8 @@ from collections import Counter, deque
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
-from hocket.engine.chunks import ChunkPolicy
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import NO_ROW, DecodeBatch, FrameBatch, PrefillItem, Request, RequestState
 from hocket.engine.scheduler import Scheduler, SchedulerConfig

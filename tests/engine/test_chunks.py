@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from hocket.engine.chunks import ChunkPolicy, DecodeQueue
+from hocket.config import ChunkPolicy
+from hocket.engine.chunks import DecodeQueue
 from hocket.engine.request import DecodeBatch, Request
 
 FRAME = 0.08

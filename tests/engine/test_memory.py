@@ -207,6 +207,14 @@ class TestPrefixCache:
         self.pool.acquire(self.pool.free + 1)
         assert self.match(prompt(*range(13))) == pages[:2]
 
+    def test_chain_without_its_head_is_not_matched(self) -> None:
+        head, *rest = computed(self.cache, self.pool, prompt(*range(12)))
+        self.pool.release([head])
+        self.pool.release(rest)
+        self.pool.acquire(self.pool.free + 1)
+        assert self.pool.find(self.cache.digests(prompt(*range(12)))[1]) == rest[0]
+        assert self.match(prompt(*range(13))) == []
+
     def test_taken_pages_are_not_evicted(self) -> None:
         pages = computed(self.cache, self.pool, prompt(*range(12)))
         self.cache.take(pages[:1])

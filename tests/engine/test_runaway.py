@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.engine.runaway import RunawayGuard
+from hocket.config import RunawayPolicy
+from hocket.engine.runaway import frame_budget, speech_seconds
 
 FRAME = 0.08
-GUARD = RunawayGuard()
+POLICY = RunawayPolicy()
 
 
 @pytest.mark.parametrize(
@@ -24,25 +25,25 @@ GUARD = RunawayGuard()
     ],
 )
 def test_speech_seconds(text: str, seconds: float) -> None:
-    assert GUARD.speech_seconds(text) == pytest.approx(seconds)
+    assert speech_seconds(POLICY, text) == pytest.approx(seconds)
 
 
 def test_budget_is_a_multiple_of_the_reading_time() -> None:
     text = "word " * 120  # 600 letters, 50 s
-    assert GUARD.frame_budget(text, FRAME) == 2500
-    assert RunawayGuard(multiple=2.0).frame_budget(text, FRAME) == 1250
-    assert GUARD.frame_budget(text, 2 * FRAME) == 1250
+    assert frame_budget(POLICY, text, FRAME) == 2500
+    assert frame_budget(RunawayPolicy(multiple=2.0), text, FRAME) == 1250
+    assert frame_budget(POLICY, text, 2 * FRAME) == 1250
 
 
 def test_short_text_has_the_least_budget() -> None:
-    assert GUARD.frame_budget("Hi", FRAME) == 125
-    assert RunawayGuard(min_seconds=4.0).frame_budget("Hi", FRAME) == 50
+    assert frame_budget(POLICY, "Hi", FRAME) == 125
+    assert frame_budget(RunawayPolicy(min_seconds=4.0), "Hi", FRAME) == 50
 
 
 def test_wanted_length_counts_where_it_is_longer() -> None:
-    assert GUARD.frame_budget("Hi", FRAME, wanted_frames=500) == 2000
-    assert GUARD.frame_budget("word " * 120, FRAME, wanted_frames=5) == 2500
+    assert frame_budget(POLICY, "Hi", FRAME, wanted_frames=500) == 2000
+    assert frame_budget(POLICY, "word " * 120, FRAME, wanted_frames=5) == 2500
 
 
 def test_multiple_of_zero_turns_the_budget_off() -> None:
-    assert RunawayGuard(multiple=0.0).frame_budget("Hi", FRAME) is None
+    assert frame_budget(RunawayPolicy(multiple=0.0), "Hi", FRAME) is None

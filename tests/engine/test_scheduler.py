@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scheduler_simulation import Simulation, prompt_of
 
+from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
-from hocket.engine.chunks import ChunkPolicy
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import NO_ROW, Request, RequestState
 from hocket.engine.scheduler import SchedulerConfig
@@ -72,6 +72,30 @@ class TestAdmission:
         world.run()
         assert world.scheduler.stats().preemptions == 0
 
+    def test_pool_for_the_longest_request_in_every_row_makes_nobody_wait(self) -> None:
+        world = Simulation(config(rows=3, pages=16))  # 3 rows of 5 pages: 20 K/V rows each
+        first, second = world.add(different(0, 12), max_frames=8), world.add(different(1, 12), max_frames=8)
+        while first.launched < 8:
+            world.step()
+        assert (len(first.pages), len(second.pages)) == (5, 5)
+        third = world.add(different(2, 18), max_frames=2)
+        world.step()
+        assert third.state is RequestState.RUNNING
+
+    def test_kept_pages_that_the_newcomer_shares_are_not_counted_as_room(self) -> None:
+        world = Simulation(config(pages=7))
+        world.add(different(5, 8), max_frames=1)
+        world.run()
+        world.add(different(0, 9), max_frames=15)
+        world.step()
+        assert (world.scheduler.stats().pages_free, world.scheduler.stats().pages_kept) == (1, 2)
+        sharing = world.add(
+            different(5, 11), max_frames=1
+        )  # 2 kept pages and the free one, which is the other's to grow
+        world.step()
+        assert sharing.state is RequestState.WAITING
+        world.run()
+
     def test_queue_is_bounded(self) -> None:
         world = Simulation(config(rows=1, max_waiting=2))
         for index in range(2):
@@ -130,6 +154,20 @@ class TestPrefill:
         request = world.add(different(0, 9))
         world.step()
         assert (request.state, request.launched, request.prefilled_at) == (RequestState.RUNNING, 1, world.now)
+
+    def test_higher_priority_is_prefilled_first(self) -> None:
+        world = Simulation(config(prefill_rows_per_step=8))
+        slow = world.add(different(0, 20))
+        world.step()
+        urgent = world.add(different(1, 12), priority=1)
+        for _ in range(3):
+            world.step()
+        assert [[item.request for item in items] for items in world.prefilled] == [
+            [slow],
+            [urgent],
+            [urgent, slow],
+            [slow],
+        ]
 
     def test_known_prefix_is_not_computed_again(self) -> None:
         world = Simulation(config())
@@ -258,6 +296,42 @@ class TestPreemption:
             assert redone == [(0, 8), *frames]
         assert [(request.id, request.frames, request.decoded) for request in world.over] == [("r0", 8, 8), ("r1", 8, 8)]
 
+    def test_preempted_request_queues_at_its_place(self) -> None:
+        world = Simulation(config(pages=7), CHUNKS)
+        _, young = (world.add(different(index, 8), max_frames=8) for index in range(2))
+        later = world.add(different(7, 1), max_frames=1)
+        while not young.preemptions:
+            world.step()
+        prefilled_at = young.prefilled_at
+        while young.state is RequestState.WAITING:
+            assert later.state is RequestState.WAITING
+            world.step()
+        world.run()
+        assert young.prefilled_at == prefilled_at  # the first time counts
+
+    def test_running_request_is_preempted_before_one_in_prefill_that_ranks_higher(self) -> None:
+        # The prefill of `urgent` takes 11 steps, in which `old` and then `young` use up the free pages.
+        world = Simulation(config(pages=20, prefill_rows_per_step=4))
+        old, young = world.add(different(0, 4), max_frames=40), world.add(different(1, 3), max_frames=40)
+        for _ in range(3):
+            world.step()
+        urgent = world.add(different(2, 44), max_frames=4, priority=1)
+        while not young.preemptions and urgent.state is not RequestState.RUNNING:
+            world.step()
+        assert (urgent.state, old.state) == (RequestState.PREFILL, RequestState.RUNNING)
+        assert (old.preemptions, young.preemptions, urgent.preemptions) == (0, 1, 0)
+        world.run()
+
+    def test_preemption_that_frees_nothing_goes_on_to_the_next(self) -> None:
+        world = Simulation(config(pages=7))
+        first, second, third = (world.add(different(index, 4), max_frames=8) for index in range(3))
+        for _ in range(4):
+            world.step()  # now each has 8 rows in 2 of the 6 pages, and wants a third for its next frame
+        for page in third.pages:
+            world.scheduler._pages.share(page)  # somebody else holds them too
+        assert world.scheduler.next_frames().requests == [first]
+        assert (first.preemptions, second.preemptions, third.preemptions) == (0, 1, 1)
+
     def test_priority_decides_before_age(self) -> None:
         world = Simulation(config(pages=7))
         old, young = (world.add(different(index, 8), max_frames=8, priority=index) for index in range(2))
@@ -287,11 +361,15 @@ class TestPreemption:
     def test_pages_that_are_coming_back_are_waited_for(self) -> None:
         world = Simulation(config(pages=7))
         first, second, third = (world.add(different(index, 4), max_frames=8) for index in range(3))
-        while world.scheduler.stats().pages_free:
-            world.step()
+        for _ in range(4):
+            world.step()  # now each has 8 rows in 2 of the 6 pages, and wants a third for its next frame
         world.cancel(second)
+        world.step()
+        assert (first.launched, third.launched, second.pages) == (4, 4, [])
+        world.step()
+        assert (first.launched, third.launched) == (5, 5)
         world.run()
-        assert (first.preemptions, third.preemptions) == (0, 0)
+        assert world.scheduler.stats().preemptions == 0
 
 
 class TestFinish:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scheduler_simulation import Simulation, prompt_of
 
-from hocket.engine.chunks import ChunkPolicy
+from hocket.config import ChunkPolicy
 from hocket.engine.scheduler import SchedulerConfig
 from hocket.errors import CapacityError, InvalidRequestError
 

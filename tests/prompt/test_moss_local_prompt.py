@@ -151,6 +151,7 @@ def test_codes_that_the_model_does_not_have_are_refused(reference: NDArray[np.in
         ("123", "456", " "),
         ("Hello 😀", "world", " "),
         ("你好 ❤️", "世界", ""),
+        ("你好 ❤️", "Mac", ""),
         ("안녕 😀", "👋🏽 여러분", " "),
         ("한국어。", "다음", ""),
         ("我用iPhone", "Mac也好", " "),

@@ -15,8 +15,8 @@ from hocket.audio import resample, write_audio
 from hocket.codes_file import write_codes
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, Reference
-from hocket.errors import ReferenceAudioError
-from hocket.prompt.reference import load_reference_codes, normalise_loudness, prepare_reference
+from hocket.errors import AudioFileError, ReferenceAudioError
+from hocket.prompt.reference import load_reference_codes, normalise_loudness, prepare_audio, prepare_reference
 
 RATE = 16000
 LIMITS = ReferenceLimits(min_seconds=0.5, max_seconds=3.0)
@@ -80,6 +80,16 @@ def test_resampled_before_its_loudness_is_measured() -> None:
     found_CS = prepared(AudioArray(samples_CS, RATE), sample_rate=44100)
     assert found_CS.dtype == np.float32
     np.testing.assert_array_equal(found_CS, normalise_loudness(resample(samples_CS, RATE, 44100)))
+
+
+def test_audio_that_is_no_reference_has_no_limits_and_keeps_its_loudness(tmp_path: Path) -> None:
+    path = tmp_path / "voice.wav"
+    for samples_CS in (noise(0.01), noise(4.0), np.zeros((2, RATE), np.float32)):
+        write_audio(path, samples_CS, RATE, float32=True)
+        found_CS = prepare_audio(path, sample_rate=44100, channels=1)
+        np.testing.assert_array_equal(found_CS, resample(samples_CS.mean(axis=0, keepdims=True), RATE, 44100))
+    with pytest.raises(AudioFileError, match="No such file"):
+        prepare_audio(tmp_path / "absent.wav", sample_rate=RATE, channels=2)
 
 
 def test_nothing_of_the_callers_is_changed() -> None:

@@ -43,7 +43,7 @@ def recipe() -> Recipe:
     }  # fmt: skip
     raw["train"] |= {
         "batch": 6, "segment_frames": 6, "adversarial_frames": 2, "validation_seconds": 4.0, "validation_segments": 6,
-        "warmup_steps": 5, "adversarial_ramp_steps": 5, "log_every": 5, "revive_every": 5,
+        "generator_lr": 2e-3, "warmup_steps": 5, "adversarial_ramp_steps": 5, "log_every": 5, "revive_every": 5,
     }  # fmt: skip
     raw["discriminator"] = {"periods": [3], "period_channels": [8, 8], "ffts": [256], "spectral_channels": [4, 4]}
     return Recipe.model_validate_json(json.dumps(raw))

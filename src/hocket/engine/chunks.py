@@ -8,55 +8,9 @@ waits, so every chunk becomes the earliest one some day: nobody starves.
 from __future__ import annotations
 
 import math
-from functools import cached_property
-from typing import Annotated
 
-from pydantic import Field, model_validator
-
-from hocket.config import PositiveInt
-from hocket.core import StrictModel
+from hocket.config import ChunkPolicy
 from hocket.engine.request import DecodeBatch, DecodeItem, Request
-
-NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-
-
-class ChunkPolicy(StrictModel):
-    """Sizes of chunks (frames) and of decode batches (streams), and how long a chunk may wait."""
-
-    #: Small, because the listener waits for it.
-    first_chunk_frames: PositiveInt = 1
-    #: Sizes of the chunks after the first, while the player's buffer grows.
-    ramp_frames: tuple[PositiveInt, ...] = (2, 4, 8)
-    #: Size of every chunk after the ramp, and of all chunks of a request that does not stream. The largest size.
-    steady_chunk_frames: PositiveInt = 15
-    #: Chunks wait for this many ready streams ...
-    min_batch: PositiveInt = 8
-    #: ... but no longer than this, and not at all where waiting cannot help.
-    max_wait_ms: NonNegativeFloat = 20.0
-    max_batch: PositiveInt = 32
-    #: A chunk is launched at the latest this long before its player runs dry.
-    deadline_margin_ms: NonNegativeFloat = 40.0
-    #: The due time of a chunk that nobody plays yet, counted from the moment that it was ready.
-    offline_slack_ms: NonNegativeFloat = 500.0
-    #: Decode batches launched and not collected; more would only queue up on the device, out of deadline order.
-    max_in_flight: PositiveInt = 2
-
-    @model_validator(mode="after")
-    def _sizes_grow(self) -> ChunkPolicy:
-        if list(self.sizes) != sorted(self.sizes):
-            raise ValueError(f"chunk sizes must not shrink from first to ramp to steady, got {self.sizes}")
-        if self.min_batch > self.max_batch:
-            raise ValueError(f"min_batch {self.min_batch} is above max_batch {self.max_batch}; lower it")
-        return self
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """First, ramp, steady."""
-        return (self.first_chunk_frames, *self.ramp_frames, self.steady_chunk_frames)
-
-    def width(self, frames: int) -> int:
-        """The smallest size that holds `frames`."""
-        return next(size for size in self.sizes if size >= frames)
 
 
 class DecodeQueue:
@@ -65,10 +19,22 @@ class DecodeQueue:
     A frame counts from when its stop flag was read back, so no code past a stop is ever decoded.
     """
 
-    __slots__ = ("_frame_seconds", "_in_flight", "_margin", "_max_wait", "_ready", "_slack", "policy", "underruns")
+    __slots__ = (
+        "_fixed_chunks",
+        "_frame_seconds",
+        "_in_flight",
+        "_margin",
+        "_max_wait",
+        "_ready",
+        "_slack",
+        "policy",
+        "underruns",
+    )
 
-    def __init__(self, policy: ChunkPolicy, frame_seconds: float) -> None:
+    def __init__(self, policy: ChunkPolicy, frame_seconds: float, *, fixed_chunks: bool = False) -> None:
+        """`fixed_chunks`: a stream is cut and padded as if it were alone, whatever piles up or is beside it."""
         self.policy = policy
+        self._fixed_chunks = fixed_chunks
         #: Chunks that came back after their player had run dry.
         self.underruns = 0
         self._frame_seconds = frame_seconds
@@ -92,7 +58,7 @@ class DecodeQueue:
         """Note that `request` has new frames, or has its last one: it is ready with a whole chunk, or with its tail."""
         undecoded = request.frames - request.sent
         wanted = request.chunk_frames if request.finish_reason is None else 1
-        if undecoded >= wanted and math.isnan(request.ready_at):
+        if undecoded >= wanted and request.codec_ready and math.isnan(request.ready_at):
             request.ready_at = now
             self._ready.append(request)
 
@@ -115,7 +81,10 @@ class DecodeQueue:
         if self._worth_waiting(head, now, generating):
             return None
         chosen = self._ready[: self.policy.max_batch]
-        if self._is_first(head):
+        width = head.chunk_frames
+        if self._fixed_chunks:
+            chosen = [request for request in self._ready if request.chunk_frames == width][: self.policy.max_batch]
+        elif self._is_first(head):
             limit = self.policy.first_chunk_frames
             chosen = [request for request in self._ready if self._count(request) <= limit][: self.policy.max_batch]
         items = [self._send(request, now) for request in chosen]
@@ -124,7 +93,9 @@ class DecodeQueue:
         for request in chosen:
             self.update(request, now)
         self._in_flight += 1
-        return DecodeBatch(items, self.policy.width(max(item.count for item in items)))
+        if not self._fixed_chunks:
+            width = self.policy.width(max(item.count for item in items))
+        return DecodeBatch(items, width)
 
     def collect(self, batch: DecodeBatch, now: float) -> None:
         """Account for `batch`, whose audio has come back; batches come back in the order of their launch."""
@@ -162,6 +133,8 @@ class DecodeQueue:
     def _count(self, request: Request) -> int:
         """Frames to decode of a request: its chunk, or up to a steady one for a tail and where frames piled up."""
         undecoded = request.frames - request.sent
+        if self._fixed_chunks:
+            return min(undecoded, request.chunk_frames)
         steady = self.policy.steady_chunk_frames
         ramp_is_over = undecoded >= steady or request.finish_reason is not None
         return min(undecoded, steady if ramp_is_over and not self._is_first(request) else request.chunk_frames)

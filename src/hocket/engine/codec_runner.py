@@ -1,4 +1,4 @@
-"""The codec's device state, indexed by row, and the only code that moves codes and samples for it."""
+"""The codec's device state, indexed by row, and the only code that moves codes and samples between host and device."""
 
 from __future__ import annotations
 
@@ -8,49 +8,74 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from hocket.engine.request import DecodeBatch
+from hocket.engine.transfer import HostCopy
 from hocket.models.family import Codec
+
+#: Streams of every codec batch in strict mode (see `talker_runner.STRICT_BATCH_ROWS`).
+STRICT_BATCH_STREAMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeItem:
-    """The next frames of one stream: `codes` int64 [frames, N] of request row `row`."""
+class SamplesInFlight:
+    """A launched decode batch: `samples` is float32 [B, C, S]."""
 
-    row: int
-    codes: NDArray[np.int64]
+    batch: DecodeBatch
+    samples: HostCopy
 
 
 class CodecRunner:
     """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode."""
 
-    def __init__(self, codec: Codec, *, rows: int, max_chunk_frames: int) -> None:
+    def __init__(self, codec: Codec, *, rows: int, max_chunk_frames: int, strict: bool = False) -> None:
         self.codec = codec
         self.max_chunk_frames = max_chunk_frames
         self._device = next(codec.parameters()).device
-        self._state = codec.new_decoder_state(rows, max_chunk_frames)
+        self._batch_rows = STRICT_BATCH_STREAMS if strict else 1
+        # Padding of a batch takes rows that are not in it: with a count of 0 it leaves no trace there.
+        self._rows = max(rows, self._batch_rows)
+        self._state = codec.new_decoder_state(self._rows, max_chunk_frames)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._state.nbytes
 
     def start(self, row: int) -> None:
         """Begin a new stream on `row`: position 0, nothing of an earlier stream is visible."""
         self._state.reset(torch.tensor([row], device=self._device))
 
-    def prime(self, row: int, codes: NDArray[np.int64]) -> None:
-        """Run a continuation's reference frames [F, N] through the stream and drop their audio (spec/moss 1.7)."""
-        for begin in range(0, len(codes), self.max_chunk_frames):
-            self.decode([DecodeItem(row, codes[begin : begin + self.max_chunk_frames])])
+    @torch.inference_mode()
+    def prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None:
+        """Run a piece [F <= max_chunk_frames, N] of what each row's stream continues, and drop its audio."""
+        self._decode(rows, [torch.from_numpy(piece).to(self._device) for piece in pieces], self.max_chunk_frames)
 
     @torch.inference_mode()
-    def decode(self, items: Sequence[DecodeItem]) -> list[NDArray[np.float32]]:
-        """Samples [C, frames * frame_samples] for each item. At most one item a row."""
-        counts = [len(item.codes) for item in items]
-        codes_BTN = np.zeros((len(items), max(counts), items[0].codes.shape[1]), np.int64)
-        for i, item in enumerate(items):
-            codes_BTN[i, : counts[i]] = item.codes
-        samples_BCS = self.codec.decode(
-            torch.from_numpy(codes_BTN).to(self._device),
-            self._state,
-            torch.tensor([item.row for item in items], dtype=torch.int64, device=self._device),
-            torch.tensor(counts, dtype=torch.int64, device=self._device),
-        )
-        samples = samples_BCS.cpu().numpy()
+    def launch(self, batch: DecodeBatch, codes_RFN: Tensor) -> SamplesInFlight:
+        """Decode the chunks of `batch`, whose codes are in the talker's `codes_RFN`; nothing waits for the device."""
+        rows = [item.request.row for item in batch.items]
+        codes = [
+            codes_RFN[row, item.start : item.start + item.count].long()
+            for row, item in zip(rows, batch.items, strict=True)
+        ]
+        return SamplesInFlight(batch, HostCopy.start(self._decode(rows, codes, batch.chunk_frames)))
+
+    def collect(self, flight: SamplesInFlight) -> list[NDArray[np.float32]]:
+        """Wait for a launched batch: samples [C, frames * frame_samples] of each item."""
         frame_samples = self.codec.config.frame_samples
-        return [samples[i, :, : n * frame_samples].copy() for i, n in enumerate(counts)]
+        samples = flight.samples.wait().numpy()
+        return [samples[i, :, : item.count * frame_samples].copy() for i, item in enumerate(flight.batch.items)]
+
+    def _decode(self, rows: Sequence[int], codes: Sequence[Tensor], chunk_frames: int) -> Tensor:
+        """Samples [B, C, chunk_frames * frame_samples], the padding of each row included."""
+        batch = max(len(rows), self._batch_rows)
+        codes_BTN = torch.zeros(batch, chunk_frames, codes[0].shape[1], dtype=torch.int64, device=self._device)
+        for i, codes_TN in enumerate(codes):
+            codes_BTN[i, : len(codes_TN)] = codes_TN
+        taken = set(rows)
+        others = (row for row in range(self._rows) if row not in taken)
+        padded = [*rows, *(next(others) for _ in range(batch - len(rows)))]
+        counts = [*(len(codes_TN) for codes_TN in codes), *[0] * (batch - len(rows))]
+        rows_B, counts_B = torch.tensor([padded, counts], dtype=torch.int64, device=self._device)
+        return self.codec.decode(codes_BTN, self._state, rows_B, counts_B)

@@ -50,6 +50,9 @@ class Request:
     digests: tuple[bytes, ...] = field(repr=False)
     #: Seconds on the caller's clock, as are all `*_at` fields.
     added_at: float
+    #: K/V rows of the prompt, and with all frames.
+    prompt_rows: int = field(init=False)
+    max_rows: int = field(init=False)
 
     # Talker
     state: RequestState = RequestState.WAITING
@@ -67,6 +70,8 @@ class Request:
     preemptions: int = 0
 
     # Codec
+    #: False while the codec has yet to hear the recording that this request continues; nothing is decoded until then.
+    codec_ready: bool = True
     #: Frames handed to the codec, and frames whose audio has come back.
     sent: int = 0
     decoded: int = 0
@@ -85,9 +90,9 @@ class Request:
     prefilled_at: float = math.nan
     first_audio_at: float = math.nan
 
-    @property
-    def prompt_rows(self) -> int:
-        return len(self.prompt)
+    def __post_init__(self) -> None:
+        self.prompt_rows = len(self.prompt)
+        self.max_rows = self.prompt_rows + self.max_frames
 
     @property
     def rank(self) -> tuple[int, int]:

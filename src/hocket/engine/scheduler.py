@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hocket.config import PositiveInt
+from hocket.config import ChunkPolicy, PositiveInt
 from hocket.core import FinishReason, StrictModel
-from hocket.engine.chunks import ChunkPolicy, DecodeQueue
+from hocket.engine.chunks import DecodeQueue
 from hocket.engine.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool
 from hocket.engine.request import (
     NO_ROW,
@@ -68,12 +68,14 @@ class Scheduler:
     in order, then the scratch page. Runners read it.
     """
 
-    def __init__(self, config: SchedulerConfig, chunks: ChunkPolicy | None, *, frame_seconds: float) -> None:
+    def __init__(
+        self, config: SchedulerConfig, chunks: ChunkPolicy | None, *, frame_seconds: float, fixed_chunks: bool = False
+    ) -> None:
         self.config = config
         self._rows = RowPool(config.rows)
         self._pages = PagePool(config.pages, config.page_rows)
         self._prefixes = PrefixCache(self._pages, enabled=config.prefix_cache)
-        self._decodes = None if chunks is None else DecodeQueue(chunks, frame_seconds)
+        self._decodes = None if chunks is None else DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks)
         width = self._pages.pages_for(config.max_context_rows)
         self.page_table: NDArray[np.int32] = np.full((config.rows, width), SCRATCH_PAGE, dtype=np.int32)
         # Every request that is not over is in exactly one of these; all but _ending are kept in rank order.
@@ -101,6 +103,7 @@ class Scheduler:
         priority: int = 0,
         streaming: bool = True,
         prefix_salt: bytes = b"",
+        codec_ready: bool = True,
     ) -> Request:
         """Queue a request: `prompt` int64 [rows, 1 + n_vq], and at most `max_frames` new frames.
 
@@ -127,6 +130,7 @@ class Scheduler:
             streaming=streaming,
             digests=self._prefixes.digests(prompt, prefix_salt),
             added_at=now,
+            codec_ready=codec_ready,
         )
         self._arrivals += 1
         if self._decodes is not None:
@@ -271,6 +275,12 @@ class Scheduler:
             elif self._decodes is not None and request.frames - request.sent >= request.chunk_frames:
                 self._decodes.update(request, now)
 
+    def codec_is_ready(self, request: Request, now: float) -> None:
+        """The codec has heard the recording that `request` continues: its frames may be decoded."""
+        request.codec_ready = True
+        if self._decodes is not None and request.wants_audio:
+            self._decodes.update(request, now)
+
     def next_decode(self, now: float) -> DecodeBatch | None:
         """The chunks to decode now, or `None`: nothing is ready, it pays to wait, or enough is in flight."""
         return None if self._decodes is None else self._decodes.next_batch(now, len(self._running))
@@ -281,6 +291,11 @@ class Scheduler:
         self._decodes.collect(batch, now)
 
     # ---- what is seen from outside
+
+    @property
+    def max_decode_batch(self) -> int:
+        """Streams that go to the codec together; 0 without a codec."""
+        return 0 if self._decodes is None else self._decodes.policy.max_batch
 
     @property
     def idle(self) -> bool:
@@ -333,14 +348,14 @@ class Scheduler:
 
     def _reserve_pages(self, request: Request) -> bool:
         """Give a waiting request the pages of all rows it must compute, where that leaves a page to grow for it and for
-        each active request: one that only just fits would be preempted within `page_rows` frames, and computed twice.
+        each active request that still grows: one that only just fits would soon be preempted, and computed twice.
         """
         pages = self._pages
         wanted = pages.pages_for(request.prompt_rows + request.launched)
         known = self._prefixes.match(request.digests, request.prompt_rows)
-        growth = len(self._prefilling) + len(self._running)
-        if wanted < pages.pages_for(request.prompt_rows + request.max_frames):
-            growth += 1
+        growth = int(wanted < pages.pages_for(request.max_rows))
+        for queue in (self._prefilling, self._running):
+            growth += sum(active.capacity_rows < active.max_rows for active in queue)
         woken = sum(pages.references(page) == 0 for page in known)
         if wanted - len(known) + growth > pages.available - woken:
             return False

@@ -1,8 +1,8 @@
 """The talker's device state, indexed by row, and the only code that moves talker data between host and device.
 
-Everything a running request needs on the device lives here in tensors whose first dimension is the row: last hidden
-state, sampling parameters, seed, frame counter and the penalty history. The plain eager implementation, for CPU and
-CUDA alike; graphs replace the launches, not the interface.
+Everything a running request needs on the device lives here, in tensors whose first dimension is the row: last hidden
+state, sampling parameters, penalty history and the codes made so far. The plain eager implementation, for CPU and CUDA
+alike; graphs will replace the launches, not the interface.
 """
 
 from __future__ import annotations
@@ -16,89 +16,151 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.core import ResolvedSampling
+from hocket.engine.memory import SCRATCH_PAGE
+from hocket.engine.request import FrameBatch, PrefillItem
+from hocket.engine.transfer import HostCopy
 from hocket.models.family import Talker
 from hocket.models.kv_cache import KVPages, PagedBatch
 from hocket.models.sampling import SamplingBatch
 
+#: Rows of every decode batch in strict mode, whatever the load and the engine's size: a result's bits depend on the
+#: shape it was computed in.
+STRICT_BATCH_ROWS = 16
 
-@dataclass(frozen=True, slots=True)
-class PrefillItem:
-    """Prompt rows `rows` int64 [n, 1 + N] of request row `row`, to be cached at positions `start` … `start + n`."""
-
-    row: int
-    rows: NDArray[np.int64]
-    start: int
-    pages: Sequence[int]
+PageTable = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class FrameItem:
-    """One frame to make for request row `row`; its K/V goes to position `position`."""
+class FramesInFlight:
+    """A launched frame batch: `results` is int64 [B, 1 + N], stop and codes."""
 
-    row: int
-    position: int
-    pages: Sequence[int]
+    batch: FrameBatch
+    results: HostCopy
 
 
 class TalkerRunner:
-    """Runs prefill and frames on rows.
+    """Runs prefill and frames on `rows` request rows, with K/V for `pages` pages of `page_rows` positions each.
 
-    `rows` request rows, K/V for `pages` pages of `page_rows` positions each (page 0 is scratch and never handed out).
+    `max_frames` is the most frames that one request may have. `strict` fixes every shape (see `STRICT_BATCH_ROWS`).
     """
 
-    def __init__(self, talker: Talker, *, rows: int, pages: int, page_rows: int) -> None:
-        self.talker = talker
+    def __init__(
+        self, talker: Talker, *, rows: int, pages: int, page_rows: int, max_frames: int, strict: bool = False
+    ) -> None:
         config = talker.config
         parameter = next(talker.parameters())
-        self._device, dtype = parameter.device, parameter.dtype
+        self.talker = talker
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self._page_rows = page_rows
+        self._strict = strict
         self._kv = KVPages.allocate(
-            config.layers, pages, page_rows, config.kv_heads, config.head_dim, dtype=dtype, device=self._device
+            config.layers, pages, page_rows, config.kv_heads, config.head_dim, self._dtype, self._device
         )
-        codebook_entries = max(config.audio_codebook_sizes)
-        self._hidden_RD = torch.zeros(rows, config.hidden_size, dtype=dtype, device=self._device)
-        self._seen_RNV = torch.zeros(rows, config.n_vq, codebook_entries, dtype=torch.bool, device=self._device)
-        self._frame_R = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        self._seed_R = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        self._top_k_R = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        #: temperature, top_p, repetition penalty, stop temperature
-        self._scalars_4R = torch.ones(4, rows, dtype=torch.float32, device=self._device)
+        #: One row more than there are requests: padding reads and writes it.
+        self._scratch_row = rows
+
+        def per_row(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(rows + 1, *shape, dtype=dtype, device=self._device)
+
+        self._hidden_RD = per_row(config.hidden_size, dtype=self._dtype)
+        self._seen_RNV = per_row(config.n_vq, max(config.audio_codebook_sizes), dtype=torch.bool)
+        self._seed_R = per_row(dtype=torch.int64)
+        self._top_k_R = per_row(dtype=torch.int64)
+        #: Temperature, top_p, repetition penalty, stop temperature.
+        self._scalars_R4 = per_row(4, dtype=torch.float32) + 1.0
+        #: int16 is enough for any codebook, and 12 codes a frame are 24 bytes.
+        self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int16)
+        self._codebooks_N = torch.arange(config.n_vq, device=self._device)
 
     def start(self, row: int, sampling: ResolvedSampling, seed: int) -> None:
-        """Claim `row` for a new request: everything an earlier owner left there is overwritten."""
+        """Claim `row` for a new request: everything that an earlier owner left there is overwritten."""
         self._seen_RNV[row] = False
-        self._frame_R[row] = 0
         self._seed_R[row] = seed
         self._top_k_R[row] = sampling.top_k
-        self._scalars_4R[:, row] = torch.tensor(
-            [sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.stop_temperature],
-            dtype=torch.float32,
+        self._scalars_R4[row] = torch.tensor(
+            [sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.stop_temperature]
         )
 
-    @torch.inference_mode()
-    def prefill(self, items: Sequence[PrefillItem]) -> None:
-        """Cache the prompt rows of each item; the last one's hidden state becomes the row's."""
-        longest = max(len(item.rows) for item in items)
-        rows_BTR = np.full(
-            (len(items), longest, 1 + self.talker.config.n_vq), self.talker.config.audio_pad_code, np.int64
-        )
-        rows_BTR[:, :, 0] = self.talker.config.pad_token_id
-        for i, item in enumerate(items):
-            rows_BTR[i, : len(item.rows)] = item.rows
-        counts = [len(item.rows) for item in items]
-        batch = self._paged_batch([item.pages for item in items], [item.start for item in items], counts)
-        x_BTD = self.talker.embed(torch.from_numpy(rows_BTR).to(self._device))
-        hidden_BTD = self.talker.backbone(x_BTD, self._kv, batch)
-        last_BD = hidden_BTD[torch.arange(len(items), device=self._device), batch.counts_B - 1]
-        self._hidden_RD[self._index([item.row for item in items])] = last_BD
+    # ---- prefill
 
     @torch.inference_mode()
-    def frame(self, items: Sequence[FrameItem]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Draw one frame for every item: stop flags [B] and codes [B, N] on the host.
+    def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None:
+        """Cache the K/V rows of each item: prompt rows, or the frames of a request that was preempted.
 
-        Codes of a stopped row are meaningless and must be dropped. `advance` then feeds the frames back.
+        The hidden state of an item's last row becomes its row's.
         """
-        rows_B = self._index([item.row for item in items])
-        temperature_B, top_p_B, penalty_B, stop_temperature_B = self._scalars_4R[:, rows_B]
+        if not self._strict:
+            self._feed([item.request.row for item in items], [self._inputs(item) for item in items], items, page_table)
+            return
+        for item in items:
+            if item.start >= item.request.prompt_rows:
+                self._replay(item, page_table)
+            else:
+                self._prefill_page_by_page(item, page_table)
+
+    def _inputs(self, item: PrefillItem) -> Tensor:
+        """Embedded rows [count, D]."""
+        first_frame = item.start - item.request.prompt_rows
+        if first_frame >= 0:
+            return self.talker.embed_frame(self._codes(item.request.row, first_frame, item.count))
+        rows = torch.from_numpy(item.request.prompt[item.start : item.start + item.count])
+        return self.talker.embed(rows.to(self._device)[None])[0]
+
+    def _prefill_page_by_page(self, item: PrefillItem, page_table: PageTable) -> None:
+        # Every page is computed in the same shape whoever asks for it, so a page from the prefix cache, one computed
+        # within another budget and one computed again after a preemption are equal bit for bit.
+        row, size = item.request.row, self._page_rows
+        prompt = torch.from_numpy(item.request.prompt).to(self._device)
+        for start in range(item.start, item.start + item.count, size):
+            page = prompt[start : min(start + size, item.start + item.count)]
+            padded = torch.cat([page, page[-1:].expand(size - len(page), -1)])
+            x_BTD = self.talker.embed(padded[None])
+            self._run([row], x_BTD, [start], [len(page)], page_table)
+
+    def _replay(self, item: PrefillItem, page_table: PageTable) -> None:
+        row = item.request.row
+        first_frame = item.start - item.request.prompt_rows
+        for i in range(item.count):
+            codes = self._codes(row, first_frame + i, 1)
+            self._advance([row], codes, [item.start + i], page_table)
+
+    def _feed(
+        self, rows: Sequence[int], inputs: Sequence[Tensor], items: Sequence[PrefillItem], page_table: PageTable
+    ) -> None:
+        counts = [item.count for item in items]
+        x_BTD = torch.zeros(len(items), max(counts), inputs[0].shape[-1], dtype=self._dtype, device=self._device)
+        for i, x_TD in enumerate(inputs):
+            x_BTD[i, : counts[i]] = x_TD
+        self._run(rows, x_BTD, [item.start for item in items], counts, page_table)
+
+    # ---- frames
+
+    @torch.inference_mode()
+    def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight:
+        """Make one frame of every request in `batch` and feed it back; nothing waits for the device.
+
+        The codes also stay in `codes_RFN`, where the codec reads them.
+        """
+        if not self._strict:
+            results = self._frame(batch.rows, batch.frames, batch.starts, page_table)
+        else:
+            groups = [slice(i, i + STRICT_BATCH_ROWS) for i in range(0, len(batch.rows), STRICT_BATCH_ROWS)]
+            results = torch.cat(
+                [self._frame(batch.rows[g], batch.frames[g], batch.starts[g], page_table) for g in groups]
+            )
+        return FramesInFlight(batch, HostCopy.start(results))
+
+    def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]:
+        """Wait for a launched batch: its stop flags, and codes [B, N], which mean nothing where the flag is set."""
+        results = flight.results.wait().numpy()
+        return results[:, 0].astype(bool).tolist(), results[:, 1:]
+
+    def _frame(
+        self, rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], page_table: PageTable
+    ) -> Tensor:
+        """Stop flags and codes int64 [B, 1 + N]."""
+        rows_B, frames_B = self._index(self._padded(rows, self._scratch_row)), self._index(self._padded(frames, 0))
+        temperature_B, top_p_B, penalty_B, stop_temperature_B = self._scalars_R4[rows_B].unbind(1)
         sampling = SamplingBatch(
             temperature_B=temperature_B,
             top_p_B=top_p_B,
@@ -107,31 +169,56 @@ class TalkerRunner:
             stop_temperature_B=stop_temperature_B,
             seed_B=self._seed_R[rows_B],
         )
-        stop_B, codes_BN = self.talker.frame(
-            self._hidden_RD[rows_B], sampling, self._frame_R[rows_B], self._seen_RNV[rows_B]
+        stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, self._seen_RNV[rows_B])
+        self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int16)
+        self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
+        self._advance(rows, codes_BN, starts, page_table)
+        return torch.cat([stop_B[:, None].long(), codes_BN], 1)[: len(rows)]
+
+    def _advance(self, rows: Sequence[int], codes_BN: Tensor, starts: Sequence[int], page_table: PageTable) -> None:
+        """Feed one frame of each row to the backbone, at K/V row `starts`."""
+        padding = len(self._padded(rows, 0)) - len(codes_BN)
+        if padding:
+            codes_BN = torch.cat([codes_BN, codes_BN[:1].expand(padding, -1)])
+        x_BTD = self.talker.embed_frame(codes_BN)[:, None]
+        self._run(rows, x_BTD, starts, [1] * len(rows), page_table)
+
+    # ---- both
+
+    def _run(
+        self,
+        rows: Sequence[int],
+        x_BTD: Tensor,
+        starts: Sequence[int],
+        counts: Sequence[int],
+        page_table: PageTable,
+    ) -> None:
+        """Run the backbone over new rows `counts` of each request row and keep the last hidden state of each.
+
+        `x_BTD` may hold more sequences than `rows`: the rest is padding.
+        """
+        batch_rows = x_BTD.shape[0]
+        lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+        lengths += [0] * (batch_rows - len(rows))
+        width = max(1, -(-max(lengths) // self._page_rows))
+        table = np.full((batch_rows, width), SCRATCH_PAGE, np.int64)
+        table[: len(rows)] = page_table[list(rows), :width]
+        filler = [0] * (batch_rows - len(rows))
+        batch = PagedBatch(
+            page_table_BP=torch.from_numpy(table).to(self._device),
+            starts_B=self._index([*starts, *filler]),
+            counts_B=self._index([*counts, *filler]),
+            lengths=tuple(lengths) if self._strict else None,
         )
-        return stop_B.cpu().numpy(), codes_BN.cpu().numpy()
+        hidden_BTD = self.talker.backbone(x_BTD, self._kv, batch)
+        last = torch.arange(len(rows), device=self._device)
+        self._hidden_RD[self._index(rows)] = hidden_BTD[last, self._index(counts) - 1]
 
-    @torch.inference_mode()
-    def advance(self, items: Sequence[FrameItem], codes_BN: NDArray[np.int64]) -> None:
-        """Feed each item's new frame to the backbone, so that the next `frame` can be drawn."""
-        rows_B = self._index([item.row for item in items])
-        codes = torch.from_numpy(codes_BN).to(self._device)
-        batch = self._paged_batch([item.pages for item in items], [item.position for item in items], [1] * len(items))
-        hidden_BTD = self.talker.backbone(self.talker.embed_frame(codes)[:, None], self._kv, batch)
-        self._hidden_RD[rows_B] = hidden_BTD[:, 0]
-        codebooks_N = torch.arange(codes.shape[1], device=self._device)
-        self._seen_RNV[rows_B[:, None], codebooks_N[None], codes] = True
-        self._frame_R[rows_B] += 1
+    def _padded(self, values: Sequence[int], filler: int) -> Sequence[int]:
+        return [*values, *[filler] * (STRICT_BATCH_ROWS - len(values))] if self._strict else values
 
-    def _paged_batch(self, pages: Sequence[Sequence[int]], starts: Sequence[int], counts: Sequence[int]) -> PagedBatch:
-        # The table is as wide as the longest sequence needs: the plain attention gathers every page it names.
-        page_rows = self._kv.page_rows
-        used = [-(-(start + count) // page_rows) for start, count in zip(starts, counts, strict=True)]
-        table = np.zeros((len(pages), max(used)), np.int64)
-        for i, (own, n) in enumerate(zip(pages, used, strict=True)):
-            table[i, :n] = own[:n]
-        return PagedBatch(torch.from_numpy(table).to(self._device), self._index(starts), self._index(counts))
+    def _codes(self, row: int, first: int, count: int) -> Tensor:
+        return self.codes_RFN[row, first : first + count].long()
 
     def _index(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

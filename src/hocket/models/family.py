@@ -13,20 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hocket.core import ResolvedSampling, SpeechRequest
+from hocket.core import PromptRows, ResolvedSampling, SpeechRequest
 from hocket.models.kv_cache import KVPages, PagedBatch
 from hocket.models.moss_codec.state import CodecState
 from hocket.models.sampling import SamplingBatch
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRows:
-    """A request as the talker reads it."""
-
-    #: int64 [L, 1 + N]: text id and N codes (the pad code where a row carries no audio).
-    rows: NDArray[np.int64]
-    #: int64 [F, N]: frames of the recording to continue, which the codec must have heard first; [0, N] otherwise.
-    prefix_codes: NDArray[np.int64]
 
 
 class PromptBuilder(Protocol):
@@ -103,8 +93,17 @@ class Codec(Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState: ...
+    def new_encoder_state(self, rows: int, max_chunk_frames: int) -> CodecState: ...
     def decode(
         self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None
+    ) -> Tensor: ...
+    def encode(
+        self,
+        samples_BCS: Tensor,
+        state: CodecState,
+        rows_B: Tensor,
+        counts_B: Tensor | None = None,
+        n_codebooks: int | None = None,
     ) -> Tensor: ...
     def decode_whole(self, codes_TN: Tensor) -> Tensor: ...
     def encode_whole(self, samples_CS: Tensor, n_codebooks: int | None = None) -> Tensor: ...

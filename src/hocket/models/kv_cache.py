@@ -58,6 +58,9 @@ class PagedBatch:
     starts_B: Tensor
     #: int64 [B]: new rows of each sequence, 0 .. T.
     counts_B: Tensor
+    #: `starts + counts` as host numbers: attend sequence by sequence, each over exactly its own rows, so that its bits
+    #: do not depend on how long its neighbours are. None: all at once, over as many rows as the table holds.
+    lengths: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class PagedPlan:
     visible_B1TL: Tensor
     #: bool [B, L, 1, 1]: row l has not been written by this sequence; its memory may hold anything, NaN included.
     unwritten_BL11: Tensor
+    lengths: tuple[int, ...] | None
 
     @classmethod
     def of(cls, batch: PagedBatch, rows: int, page_rows: int) -> PagedPlan:
@@ -92,6 +96,7 @@ class PagedPlan:
             slots=slots_BT.flatten(),
             visible_B1TL=(cached_L <= positions_BT[..., None])[:, None],
             unwritten_BL11=(cached_L >= starts_B1 + batch.counts_B[:, None])[..., None, None],
+            lengths=batch.lengths,
         )
 
 
@@ -103,7 +108,16 @@ def paged_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, kv: KVPages,
     keys, values = kv.keys[layer], kv.values[layer]
     keys.flatten(0, 1).index_copy_(0, plan.slots, k_BTGD.flatten(0, 1))
     values.flatten(0, 1).index_copy_(0, plan.slots, v_BTGD.flatten(0, 1))
-    return _grouped_attention(q_BTHD, _gather(keys, plan), _gather(values, plan), plan.visible_B1TL)
+    k_BLGD, v_BLGD = _gather(keys, plan), _gather(values, plan)
+    if plan.lengths is None:
+        return _grouped_attention(q_BTHD, k_BLGD, v_BLGD, plan.visible_B1TL)
+    out_BTHD = torch.zeros_like(q_BTHD)
+    for b, length in enumerate(plan.lengths):
+        if length:
+            own = slice(b, b + 1)
+            visible_B1TL = plan.visible_B1TL[own, :, :, :length]
+            out_BTHD[own] = _grouped_attention(q_BTHD[own], k_BLGD[own, :length], v_BLGD[own, :length], visible_B1TL)
+    return out_BTHD
 
 
 def _gather(pages: Tensor, plan: PagedPlan) -> Tensor:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core import SpeechRequest
+from hocket.core import PromptRows, SpeechRequest
 from hocket.errors import InvalidRequestError
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.prompt.tokenizer import TextTokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRows:
-    """What the talker reads before the first frame, and what the codec must have decoded by then."""
-
-    #: int64 [L, 1 + n_vq]: the text id, then the codes (all `audio_pad_code` where the row is text).
-    rows: NDArray[np.int64]
-    #: int64 [F, n_vq]: the recording that the new frames continue, which the codec is primed with; no frames otherwise.
-    prefix_codes: NDArray[np.int64]
 
 
 class MossLocalPrompt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,17 @@ def load_reference_codes(reference: Reference) -> NDArray[np.int64] | None:
     except AudioFileError as error:
         raise _refusal(str(error)) from error
     return None
+
+
+def prepare_audio(path: Path, *, sample_rate: int, channels: int) -> NDArray[np.float32]:
+    """Any recording as float32 [channels, S] at `sample_rate` Hz, at its own loudness and of any length.
+
+    Channels follow the rule of `prepare_reference`. Raises AudioFileError.
+    """
+    audio = decode_audio(path, max_bytes=sys.maxsize, max_seconds=math.inf)
+    if not np.isfinite(audio.samples).all():
+        raise AudioFileError(f"{str(path)!r} holds NaN or infinity; record or export it again")
+    return resample(_to_channels(audio.samples, channels), audio.sample_rate, sample_rate)
 
 
 def prepare_reference(

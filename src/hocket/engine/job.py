@@ -1,0 +1,122 @@
+"""What the engine keeps of an open request beside the scheduler's view of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.config import RunawayPolicy
+from hocket.core import (
+    MAX_SEED,
+    AudioChunk,
+    FinishReason,
+    PromptRows,
+    RequestEnd,
+    ResolvedSampling,
+    SpeechRequest,
+    Timings,
+)
+from hocket.engine.references import Key
+from hocket.engine.request import Request
+from hocket.engine.runaway import LoopDetector, SilenceDetector
+from hocket.errors import HocketError
+
+
+def resolve_seed(request: SpeechRequest) -> int:
+    """The request's seed, or a fresh one."""
+    return secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One open request. Only the engine writes to it."""
+
+    # What was asked for
+    id: str
+    request: SpeechRequest
+    seed: int
+    sampling: ResolvedSampling
+    priority: int
+    streaming: bool
+    added_at: float
+    #: Chunks for a caller inside the engine (`generate`, `stream`); None: `step` returns them.
+    outbox: deque[AudioChunk] | None
+
+    # On the way into the scheduler
+    #: Codes int64 [F, N] of each reference, or the key under which they are being made.
+    references: list[NDArray[np.int64] | Key] = field(default_factory=list)
+    prompt: PromptRows | None = None
+    scheduled: Request | None = None
+
+    # Speaking
+    started: bool = False
+    #: Frames of `prompt.prefix_codes` that the codec has heard.
+    primed: int = 0
+    #: Codes int64 [N] of every frame that counts.
+    frames: list[NDArray[np.int64]] = field(default_factory=list)
+    #: What it means to reach the frame limit: the caller's cap, or our guess that the speech has run away.
+    limit_reason: FinishReason = "length"
+    loop: LoopDetector | None = None
+    silence: SilenceDetector | None = None
+    cancelled: bool = False
+    error: HocketError | None = None
+    #: Set when the request is over.
+    end: RequestEnd | None = None
+
+    @property
+    def in_scheduler(self) -> Request:
+        """The scheduler's view; only for a request that was queued."""
+        assert self.scheduled is not None
+        return self.scheduled
+
+    @property
+    def prefix_codes(self) -> NDArray[np.int64]:
+        """int64 [F, N]: the recording that the speech continues."""
+        assert self.prompt is not None
+        return self.prompt.prefix_codes
+
+    def timings(self, now: float) -> Timings:
+        """As they stand at `now`."""
+        if self.scheduled is None:
+            return Timings(total_seconds=now - self.added_at)
+        return Timings(
+            admitted_seconds=self.scheduled.admitted_at - self.added_at,
+            prefilled_seconds=self.scheduled.prefilled_at - self.added_at,
+            first_audio_seconds=self.scheduled.first_audio_at - self.added_at,
+            total_seconds=now - self.added_at,
+            late_seconds=self.scheduled.late_seconds,
+        )
+
+    @property
+    def has_references(self) -> bool:
+        return not any(isinstance(reference, str) for reference in self.references)
+
+    def take_references(self, finished: Mapping[Key, NDArray[np.int64]]) -> None:
+        """Replace keys by the codes that were made for them."""
+        self.references = [
+            finished.get(reference, reference) if isinstance(reference, str) else reference
+            for reference in self.references
+        ]
+
+    @property
+    def needs_priming(self) -> bool:
+        return self.prompt is not None and self.primed < len(self.prompt.prefix_codes)
+
+    def watch(self, policy: RunawayPolicy, frame_seconds: float) -> None:
+        """Set up the detectors of speech that goes on without saying anything."""
+        self.loop = LoopDetector.of(policy, frame_seconds)
+        self.silence = SilenceDetector.of(policy, self.request.text)
+
+    def note_frame(self, codes_N: NDArray[np.int64]) -> bool:
+        """Keep a frame; True when the speech is caught in a loop."""
+        self.frames.append(codes_N)
+        return self.loop is not None and self.loop.saw(codes_N)
+
+    def note_audio(self, samples_CS: NDArray[np.float32], sample_rate: int) -> bool:
+        """True when the speech has fallen silent for good."""
+        return self.silence is not None and self.silence.heard(samples_CS, sample_rate)

@@ -1,0 +1,161 @@
+"""Reference recordings to codes: many at once, in bounded pieces, once per content.
+
+Encoding a minute of audio in one go would hold up every running stream, so it goes through a streaming encoder a few
+frames a step. Streaming is exact: the pieces give the codes of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hocket.codes_file import read_codes, write_codes
+from hocket.config import ReferenceCacheConfig
+from hocket.errors import AudioFileError
+from hocket.models.family import Codec
+
+#: Recordings in a call of the encoder, and frames of each: 4 x 16 frames are 5 s of audio a step.
+ENCODER_ROWS = 4
+ENCODER_CHUNK_FRAMES = 16
+
+Key = str
+
+
+@dataclass(slots=True, eq=False)
+class _Encoding:
+    """A recording on its way: `samples` [C, whole frames], of which `done` frames have their `codes`."""
+
+    key: Key
+    samples: torch.Tensor
+    row: int
+    done: int
+    codes: list[NDArray[np.int64]]
+
+
+class ReferenceEncoder:
+    """Encodes prepared recordings with the first `n_codebooks` codebooks and remembers the codes by content."""
+
+    def __init__(self, codec: Codec, *, n_codebooks: int, config: ReferenceCacheConfig, fixed_batch: bool) -> None:
+        self._codec = codec
+        self._n_codebooks = n_codebooks
+        self._config = config
+        self._device = next(codec.parameters()).device
+        self._fixed_batch = fixed_batch
+        self._state = codec.new_encoder_state(ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
+        self._salt = _fingerprint(codec, n_codebooks)
+        self._waiting: OrderedDict[Key, torch.Tensor] = OrderedDict()
+        self._active: list[_Encoding] = []
+        self._codes: OrderedDict[Key, NDArray[np.int64]] = OrderedDict()
+        self._bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._active)
+
+    def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.int64] | None]:
+        """The codes [F, N] of a prepared recording if they are known; else some later `step` hands them out by key.
+
+        Equal recordings are encoded once.
+        """
+        frames = samples_CS.shape[1] // self._codec.config.frame_samples
+        whole = np.ascontiguousarray(samples_CS[:, : frames * self._codec.config.frame_samples])
+        key = hashlib.blake2b(self._salt + whole.tobytes(), digest_size=20).hexdigest()
+        codes = self._find(key)
+        if codes is not None or key in self._waiting or any(item.key == key for item in self._active):
+            self.hits += 1
+        else:
+            self.misses += 1
+            self._waiting[key] = torch.from_numpy(whole)
+        return key, codes
+
+    @torch.inference_mode()
+    def step(self) -> dict[Key, NDArray[np.int64]]:
+        """Encode the next piece of up to `ENCODER_ROWS` recordings; returns those that are thereby done."""
+        free = sorted(set(range(ENCODER_ROWS)) - {item.row for item in self._active})
+        while self._waiting and free:
+            key, samples = self._waiting.popitem(last=False)
+            item = _Encoding(key, samples, free.pop(0), 0, [])
+            self._state.reset(torch.tensor([item.row], device=self._device))
+            self._active.append(item)
+        if not self._active:
+            return {}
+        self._encode_piece(self._active)
+        frame_samples = self._codec.config.frame_samples
+        done = [item for item in self._active if item.done * frame_samples == item.samples.shape[1]]
+        self._active = [item for item in self._active if item not in done]
+        finished = {item.key: np.concatenate(item.codes) for item in done}
+        for key, codes in finished.items():
+            self._keep(key, codes)
+        return finished
+
+    def _encode_piece(self, items: Sequence[_Encoding]) -> None:
+        frame_samples = self._codec.config.frame_samples
+        counts = [min(ENCODER_CHUNK_FRAMES, item.samples.shape[1] // frame_samples - item.done) for item in items]
+        rows = [item.row for item in items]
+        frames = max(counts)
+        if self._fixed_batch:
+            frames = ENCODER_CHUNK_FRAMES
+            others = [row for row in range(ENCODER_ROWS) if row not in rows]
+            rows, counts = rows + others, counts + [0] * len(others)
+        chunk_BCS = torch.zeros(len(rows), items[0].samples.shape[0], frames * frame_samples)
+        for i, item in enumerate(items):
+            first = item.done * frame_samples
+            piece = item.samples[:, first : first + counts[i] * frame_samples]
+            chunk_BCS[i, :, : piece.shape[1]] = piece
+        rows_B, counts_B = torch.tensor([rows, counts], device=self._device)
+        codes_BTN = self._codec.encode(chunk_BCS.to(self._device), self._state, rows_B, counts_B, self._n_codebooks)
+        host = codes_BTN.cpu().numpy()
+        for i, item in enumerate(items):
+            item.codes.append(host[i, : counts[i]].copy())
+            item.done += counts[i]
+
+    # ---- the cache: in memory, and in a folder when one is configured
+
+    def _find(self, key: Key) -> NDArray[np.int64] | None:
+        if key in self._codes:
+            self._codes.move_to_end(key)
+            return self._codes[key]
+        path = self._path(key)
+        if path is None or not path.exists():
+            return None
+        try:
+            codes = read_codes(path)
+        except AudioFileError:
+            # A damaged file is as good as none: the recording is at hand and is encoded again, over it.
+            return None
+        self._remember(key, codes)
+        return codes
+
+    def _keep(self, key: Key, codes: NDArray[np.int64]) -> None:
+        self._remember(key, codes)
+        path = self._path(key)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_codes(path, codes)
+
+    def _remember(self, key: Key, codes: NDArray[np.int64]) -> None:
+        self._codes[key] = codes
+        self._bytes += codes.nbytes
+        while self._bytes > self._config.max_bytes and len(self._codes) > 1:
+            _, oldest = self._codes.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def _path(self, key: Key) -> Path | None:
+        return None if self._config.folder is None else self._config.folder / f"{key}.npy"
+
+
+def _fingerprint(codec: Codec, n_codebooks: int) -> bytes:
+    """Tells codecs apart whose codes may not be exchanged: shapes, precision and a sample of the weights."""
+    digest = hashlib.blake2b(f"{codec.config!r} {n_codebooks}".encode(), digest_size=20)
+    for parameter in codec.parameters():
+        digest.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    return digest.digest()
