@@ -22,6 +22,7 @@ from cli_runner import CODEC, CODES_ONLY, GOLDEN, PAIR, TALKER, listing, run, ru
 from hocket.audio import write_audio
 from hocket.core import SpeechRequest
 from hocket.engine.engine import Engine
+from hocket.models import registry
 from hocket.prompt.moss_local import MossLocalPrompt
 
 Array = NDArray[np.generic]
@@ -145,7 +146,10 @@ def test_usage(arguments: list[str], message: str) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["say", "decode"])
-def test_unwritable_output(command: str, output: str, message: str) -> None:
+def test_unwritable_output(command: str, output: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before the model is loaded, not after an hour of speaking."""
+    monkeypatch.delattr(Engine, "load")
+    monkeypatch.delattr(registry, "load_codec")
     Path("folder.wav").mkdir()
     Path("file.txt").write_text("in the way")
     np.save("in.npy", np.zeros((3, 12), np.int64))

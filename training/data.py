@@ -40,6 +40,10 @@ class SpeechBank:
         self.pcm_S = pcm
         self.labels_F = torch.from_numpy(labels[: self.frames]).to(device)
         self.validation_frames = int(validation_seconds * SAMPLE_RATE / FRAME_SAMPLES)
+        if self.frames < 2 * self.validation_frames:
+            raise ValueError(
+                f"{folder} holds {60 * self.hours:.1f} minutes; make at least {validation_seconds / 30:.0f}"
+            )
 
     @property
     def hours(self) -> float:

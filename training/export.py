@@ -22,7 +22,7 @@ from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.weights import codec_weight_table
 from hocket.models.weights import load_weights
 from training.checkpoint import ema_weights
-from training.train_codec import CONFIG, Recipe
+from training.recipe import CONFIG, Recipe
 
 
 def export_codec(weights: dict[str, Tensor], model: dict[str, Any], target: Path, dtype: torch.dtype) -> None:

@@ -8,99 +8,54 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, FinishReason, Reference, RequestEnd, Speech, SpeechRequest
-from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, CodecRunner, SamplesInFlight
+from hocket.core import AudioChunk, FinishReason, RequestEnd, Speech, SpeechRequest
+from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, SamplesInFlight
+from hocket.engine.intake import Intake
 from hocket.engine.job import Job, resolve_seed
-from hocket.engine.references import Key, ReferenceEncoder
-from hocket.engine.request import DecodeItem, FrameBatch, SchedulerStats
-from hocket.engine.runaway import frame_budget
+from hocket.engine.loading import EngineParts, load_parts
+from hocket.engine.loading import parse_device as parse_device
+from hocket.engine.loading import parse_dtype as parse_dtype
+from hocket.engine.request import DecodeItem, FrameBatch
+from hocket.engine.runaway import LoopDetector
 from hocket.engine.scheduler import Scheduler, SchedulerConfig
-from hocket.engine.talker_runner import FramesInFlight, TalkerRunner
-from hocket.errors import CapacityError, ConfigError, HocketError, InvalidRequestError
-from hocket.models.checkpoint import resolve_checkpoint
-from hocket.models.family import Codec, LoadedTalker
-from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
+from hocket.engine.statistics import EngineStats, Meter
+from hocket.engine.talker_runner import FramesInFlight
+from hocket.errors import EngineStoppedError, InvalidRequestError
 from hocket.progress import progress_bar
-from hocket.prompt.reference import load_reference_codes, prepare_reference
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Engine:
-    """One model on one device. Not thread-safe: whoever owns it calls it. `Engine.load` makes one."""
+    """One model on one device. Not thread-safe: whoever owns it calls it. `Engine.load` makes one.
 
-    def __init__(
-        self,
-        model: LoadedTalker,
-        codec: Codec | None,
-        config: EngineConfig | None = None,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.config = config = config or EngineConfig()
-        self._model, self._codec, self._clock = model, codec, clock
-        talker = model.talker.config
-        device = next(model.talker.parameters()).device
-        if codec is not None:
-            _check_pair(model, codec)
-        if config.strict and device.type == "cpu":
-            # With more threads a row's bits depend on which thread computed it (seen in matrix products of 7 rows and
-            # in attention of one query, PyTorch 2.13), so on its place in the batch.
-            torch.set_num_threads(1)
-        self.context_rows = min(config.max_context_rows, talker.max_positions)
-        kv_rows = config.kv_rows or config.rows * self.context_rows
-        pages = 1 + -(-kv_rows // config.page_rows)
-        self.frame_seconds = 0.08 if codec is None else codec.config.frame_samples / codec.config.sample_rate
-        chunks = config.chunks
-        if config.strict:
-            most = min(chunks.max_batch, STRICT_BATCH_STREAMS)
-            chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most)})
-        self._scheduler = Scheduler(
-            SchedulerConfig(
-                rows=config.rows,
-                pages=pages,
-                page_rows=config.page_rows,
-                max_context_rows=self.context_rows,
-                prefill_rows_per_step=max(config.prefill_rows_per_step, config.page_rows),
-                max_waiting=config.max_waiting,
-                prefix_cache=config.prefix_cache,
-            ),
-            None if codec is None else chunks,
-            frame_seconds=self.frame_seconds,
-            fixed_chunks=config.strict,
-        )
-        self._talker_runner = TalkerRunner(
-            model.talker,
-            rows=config.rows,
-            pages=pages,
-            page_rows=config.page_rows,
-            max_frames=self.context_rows,
-            strict=config.strict,
-        )
-        self._codec_runner = None
-        self._references = None
-        if codec is not None:
-            self._codec_runner = CodecRunner(
-                codec, rows=config.rows, max_chunk_frames=max(config.chunks.sizes), strict=config.strict
-            )
-            self._references = ReferenceEncoder(
-                codec, n_codebooks=talker.n_vq, config=config.reference_cache, fixed_batch=config.strict
-            )
-        self._lookahead = config.lookahead if config.lookahead is not None else device.type == "cuda"
+    Where a part of it fails, it stops for good: every open request ends with an `EngineStoppedError`.
+    """
+
+    def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = perf_counter) -> None:
+        self.config = parts.config
+        self._parts = parts
+        self._clock = clock
+        self._talker, self._codec, self._audio = parts.talker, parts.codec, parts.audio
+        self._scheduler = _scheduler(parts)
+        self._intake = Intake(parts, self._scheduler)
+        self._meter = Meter()
+        loop_frames = math.ceil(self.config.runaway.loop_seconds / self.frame_seconds)
+        self._loops = LoopDetector(self.config.rows, parts.n_vq, loop_frames)
+        #: Codes of every row's frames, as they were read back.
+        self._codes_RFN = np.empty((parts.config.rows, parts.context_rows, parts.n_vq), np.int16)
         #: Every open request, by id.
         self._jobs: dict[str, Job] = {}
-        #: Those that wait for their references' codes, in order of arrival.
-        self._preparing: list[Job] = []
+        #: Those to be cancelled by the next step.
+        self._cancelling: list[Job] = []
         #: Those whose codec row has yet to hear the recording that they continue.
         self._priming: list[Job] = []
         self._frames_in_flight: deque[FramesInFlight] = deque()
@@ -108,8 +63,9 @@ class Engine:
         #: Chunks for whoever calls `step`.
         self._ready: list[AudioChunk] = []
         self._names = 0
-        self._no_samples = np.zeros((self.channels, 0), np.float32)
-        self._no_codes = np.zeros((0, talker.n_vq), np.int64)
+        self._is_stepping = False
+        #: Why the engine has stopped.
+        self._failure: EngineStoppedError | None = None
 
     @classmethod
     def load(
@@ -128,29 +84,37 @@ class Engine:
         `codec` is a folder, a hub id, `None` for the one that the model names, or "none" to make codes only. `rows` and
         `strict` overrule `config`'s. Raises ConfigError, CheckpointError.
         """
-        on, precision = parse_device(device), parse_dtype(dtype)
         wishes = {name: value for name, value in (("rows", rows), ("strict", strict)) if value is not None}
-        config = (config or EngineConfig()).model_copy(update=wishes)
-        folder = builtin_model() if model is None else resolve_checkpoint(model)
-        talker = load_talker(folder, device=on, dtype=precision)
-        loaded_codec = None
-        if codec != "none":
-            loaded_codec = load_codec(codec_folder(folder, codec), device=on, dtype=precision)
-        return cls(talker, loaded_codec, config)
+        config = EngineConfig.model_validate((config or EngineConfig()).model_dump() | wishes)
+        return cls(load_parts(model, codec, device=device, dtype=dtype, config=config))
 
     @property
     def sample_rate(self) -> int:
         """Of the audio, in Hz."""
-        return self._codec.config.sample_rate if self._codec else self._model.talker.config.sampling_rate
+        return self._audio.sample_rate
 
     @property
     def channels(self) -> int:
-        return self._codec.config.channels if self._codec else 1
+        """Of the audio."""
+        return self._audio.channels
+
+    @property
+    def frame_seconds(self) -> float:
+        """Length of a frame."""
+        return self._audio.frame_seconds
+
+    @property
+    def context_rows(self) -> int:
+        """Longest prompt and speech together, in K/V rows."""
+        return self._parts.context_rows
 
     # ---- requests in one call
 
     def generate(self, request: SpeechRequest) -> Speech:
-        """Speak `request` and return everything. Raises InvalidRequestError, ReferenceAudioError."""
+        """Speak `request` and return everything.
+
+        Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError.
+        """
         return self.generate_many([request])[0]
 
     def generate_many(self, requests: Iterable[SpeechRequest]) -> list[Speech]:
@@ -161,27 +125,35 @@ class Engine:
         requests = list(requests)
         waiting = deque(requests)
         jobs: list[Job] = []
+        talking: list[Job] = []
         try:
             with progress_bar(len(requests)) as show:
-                while waiting or any(job.end is None for job in jobs):
-                    while waiting and len(self._jobs) < 2 * self.config.rows:
-                        jobs.append(self._open(waiting.popleft(), streaming=False, outbox=deque()))
+                while waiting or talking:
+                    while waiting and len(self._jobs) < 2 * self.config.rows and not self._intake.is_full:
+                        talking.append(self._open(waiting.popleft(), streaming=False, outbox=deque()))
+                        jobs.append(talking[-1])
                     self._advance()
-                    show(sum(job.end is not None for job in jobs))
+                    for job in talking:
+                        if job.end is not None and job.end.error is not None:
+                            raise job.end.error
+                    talking = [job for job in talking if job.end is None]
+                    show(len(jobs) - len(talking))
         finally:
-            self._close(jobs)
+            self._close(talking)
         return [self._speech(job) for job in jobs]
 
     def stream(self, request: SpeechRequest) -> Iterator[AudioChunk]:
         """Yield audio as it is made, in chunks of `config.chunks`; the last one carries how it ended, and no samples.
 
-        Errors as for `generate`. Closing the iterator cancels the request; other open requests go on meanwhile.
+        Errors as for `generate`, and CapacityError. Closing the iterator cancels the request; other open requests go on
+        meanwhile.
         """
         outbox: deque[AudioChunk] = deque()
         job = self._open(request, streaming=True, outbox=outbox)
         try:
             while job.end is None or outbox:
-                self._advance()
+                if not outbox:
+                    self._advance()
                 while outbox:
                     chunk = outbox.popleft()
                     if chunk.end is not None and chunk.end.error is not None:
@@ -198,19 +170,20 @@ class Engine:
         """Queue a request and return its id; `step` returns its chunks.
 
         `streaming=False` says that only the whole is wanted: it is decoded in large chunks. Higher `priority` goes
-        first. Raises InvalidRequestError, ReferenceAudioError, and CapacityError when the queue is full.
+        first. Raises InvalidRequestError, ReferenceAudioError, CapacityError when the queue is full, and
+        EngineStoppedError. What is found out later, such as a reference too long for the context, ends the request with
+        reason `error`.
         """
         return self._open(request, request_id=request_id, priority=priority, streaming=streaming).id
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it is; its last chunk says `cancelled`. No effect on one that is over."""
+        """End a request wherever it is, in the next step; all that still comes of it is a last chunk that says
+        `cancelled`. No effect on one that is over.
+        """
+        # Nothing is touched here: an iterator may be closed by the garbage collector in the middle of a step.
         job = self._jobs.get(request_id)
-        if job is None:
-            return
-        if job.scheduled is not None:
-            self._scheduler.finish(job.scheduled, "cancelled", self._clock())
-        else:
-            job.cancelled = True
+        if job is not None:
+            self._cancelling.append(job)
 
     @property
     def idle(self) -> bool:
@@ -223,20 +196,16 @@ class Engine:
         chunks, self._ready = self._ready, []
         return chunks
 
-    def _advance(self) -> None:
-        self._prepare()
-        self._admit()
-        self._prefill()
-        self._frames()
-        self._prime()
-        self._decode()
-        self._finish()
-        if self.idle:
-            self.check_integrity()
-
-    def stats(self) -> SchedulerStats:
-        """Rows, pages, queues and counters, as they are now."""
-        return self._scheduler.stats()
+    def stats(self) -> EngineStats:
+        """Rows, pages, queues, batches and times, as they are now."""
+        references = self._parts.references
+        return EngineStats.of(
+            self._meter,
+            self._scheduler.stats(),
+            preparing=self._intake.preparing,
+            reference_hits=0 if references is None else references.hits,
+            reference_misses=0 if references is None else references.misses,
+        )
 
     def check_integrity(self) -> None:
         """Raise HocketError unless every row and page is where the requests say it is."""
@@ -244,71 +213,112 @@ class Engine:
 
     # ---- one step
 
-    def _prepare(self) -> None:
-        """Encode a piece of the references that requests wait for, and queue those that have all of theirs."""
-        if not self._preparing:
+    def _advance(self) -> None:
+        if self._failure is not None:
             return
-        assert self._references is not None
-        finished = self._references.step()
-        for job in list(self._preparing):
-            job.take_references(finished)
-            if not (job.cancelled or job.has_references):
-                continue
-            self._preparing.remove(job)
-            try:
-                if not job.cancelled:
-                    self._schedule(job)
-                    continue
-            except HocketError as error:  # a prompt too long for the model, say: known only now
-                job.error = error
+        self._is_stepping = True
+        self._meter.begin()
+        try:
+            self._cancel()
+            self._prepare()
+            self._admit()
+            self._prefill()
+            self._frames()
+            self._prime()
+            self._decode()
+            self._finish()
+            if self.idle:
+                self.check_integrity()
+        except BaseException as error:  # state is undefined now, whatever it was: no request may hang on it
+            self._stop(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._is_stepping = False
+            self._meter.host()
+
+    def _cancel(self) -> None:
+        if not self._cancelling:
+            return
+        dropped = {job.id for job in self._cancelling if job.end is None}
+        self._ready = [chunk for chunk in self._ready if chunk.request_id not in dropped]
+        for job in self._cancelling:
+            if job.scheduled is not None:
+                self._scheduler.finish(job.scheduled, "cancelled", self._clock())
+            job.cancelled = True
+        self._cancelling = []
+
+    def _prepare(self) -> None:
+        """Encode a piece of the references that requests wait for."""
+        if not self._intake.busy:
+            return
+        self._meter.host()
+        over = self._intake.step()
+        self._meter.reference_seconds += self._meter.lap()
+        for job in over:
             self._end(job, "cancelled" if job.cancelled else "error")
 
     def _admit(self) -> None:
         for scheduled in self._scheduler.admit(self._clock()):
             job = self._jobs[scheduled.id]
-            if job.started:  # preempted before: its row kept everything but the K/V
+            if job.row is not None:  # preempted before: its row kept everything but the K/V
                 continue
-            job.started = True
-            self._talker_runner.start(scheduled.row, job.sampling, job.seed)
-            if self._codec_runner is not None:
-                self._codec_runner.start(scheduled.row)
+            job.row = scheduled.row
+            self._loops.start(scheduled.row)
+            self._talker.start(scheduled.row, job.sampling, job.seed)
+            if self._codec is not None:
+                self._codec.start(scheduled.row)
                 if job.needs_priming:
                     self._priming.append(job)
 
     def _prefill(self) -> None:
-        if items := self._scheduler.next_prefill():
-            self._talker_runner.prefill(items, self._scheduler.page_table)
-            self._scheduler.finish_prefill(items, self._clock())
+        items = self._scheduler.next_prefill()
+        if not items:
+            return
+        self._meter.host()
+        self._talker.prefill(items, self._scheduler.page_table)
+        self._meter.prefill_seconds += self._meter.lap()
+        self._scheduler.finish_prefill(items, self._clock())
 
     def _frames(self) -> None:
         """Launch a frame of everybody, then read what was launched before (or just now, without lookahead)."""
         batch = self._scheduler.next_frames()
+        meter = self._meter
+        meter.host()
         if batch.requests:
-            self._frames_in_flight.append(self._talker_runner.launch(batch, self._scheduler.page_table))
-        ahead = 1 if self._lookahead and batch.requests else 0
+            self._frames_in_flight.append(self._talker.launch(batch, self._scheduler.page_table))
+            meter.frame_batches += 1
+            meter.frame_rows += len(batch.requests)
+        ahead = 1 if self._parts.lookahead and batch.requests else 0
         while len(self._frames_in_flight) > ahead:
             flight = self._frames_in_flight.popleft()
-            stopped, codes_BN = self._talker_runner.collect(flight)
+            stopped, codes_BN = self._talker.collect(flight)
+            meter.frame_seconds += meter.lap()
             self._note_frames(flight.batch, stopped, codes_BN)
+            meter.host()
+        meter.frame_seconds += meter.lap()
 
     def _note_frames(self, batch: FrameBatch, stopped: list[bool], codes_BN: NDArray[np.int64]) -> None:
+        """Keep codes and see who is through. What was launched behind a stop, a cancel or the limit counts for nothing:
+        `collect_frames` and `finish` leave those alone that have ended.
+        """
         now = self._clock()
-        before = [scheduled.frames for scheduled in batch.requests]
+        self._codes_RFN[batch.rows, batch.frames] = codes_BN
         self._scheduler.collect_frames(batch, stopped, now)
-        for codes_N, scheduled, frames in zip(codes_BN, batch.requests, before, strict=True):
-            # What was launched behind a stop, a cancel or the limit does not count.
-            if scheduled.frames > frames and self._jobs[scheduled.id].note_frame(codes_N):
-                self._scheduler.finish(scheduled, "runaway", now)
+        for i in self._loops.saw(batch.rows, codes_BN):
+            self._scheduler.finish(batch.requests[i], "runaway", now)
 
     def _prime(self) -> None:
         """Let the codec hear a chunk of the recordings that are being continued; as many streams as a batch takes."""
         if not self._priming:
             return
-        assert self._codec_runner is not None
+        assert self._codec is not None
         jobs = self._priming[: self._scheduler.max_decode_batch]
-        size = self._codec_runner.max_chunk_frames
+        size = self._codec.max_chunk_frames
         pieces = [job.prefix_codes[job.primed : job.primed + size] for job in jobs]
-        self._codec_runner.prime([job.in_scheduler.row for job in jobs], pieces)
+        self._meter.host()
+        self._codec.prime([job.in_scheduler.row for job in jobs], pieces)
+        self._meter.decode_seconds += self._meter.lap()
         for job, piece in zip(jobs, pieces, strict=True):
             job.primed += len(piece)
             if not job.needs_priming:
@@ -317,20 +327,38 @@ class Engine:
 
     def _decode(self) -> None:
         """Launch the chunks that are due, then collect those launched before (or just now, without lookahead)."""
-        if self._codec_runner is None:
+        if self._codec is None:
             return
         batch = self._scheduler.next_decode(self._clock())
+        meter = self._meter
+        meter.host()
         if batch is not None:
-            self._samples_in_flight.append(self._codec_runner.launch(batch, self._talker_runner.codes_RFN))
-        ahead = 1 if self._lookahead and batch is not None else 0
+            self._samples_in_flight.append(self._codec.launch(batch, self._talker.codes_RFN))
+            meter.decode_batches += 1
+            meter.decode_rows += len(batch.items)
+        ahead = 1 if self._parts.lookahead and batch is not None else 0
         while len(self._samples_in_flight) > ahead:
             flight = self._samples_in_flight.popleft()
-            samples = self._codec_runner.collect(flight)
+            samples = self._codec.collect(flight)
+            meter.decode_seconds += meter.lap()
             now = self._clock()
             self._scheduler.collect_decode(flight.batch, now)
             for item, samples_CS in zip(flight.batch.items, samples, strict=True):
-                if item.request.wants_audio:
-                    self._deliver(item, samples_CS, now)
+                self._deliver(item, samples_CS, now)
+            meter.host()
+        meter.decode_seconds += meter.lap()
+
+    def _deliver(self, item: DecodeItem, samples_CS: NDArray[np.float32], now: float) -> None:
+        scheduled, frames = item.request, item.count
+        if not scheduled.wants_audio or item.start >= scheduled.frames:
+            return
+        job = self._jobs[scheduled.id]
+        silent = None if job.silence is None else job.silence.heard(samples_CS, frames)
+        if silent is not None:
+            self._scheduler.cut(scheduled, item.start + silent, now)
+            samples_CS = samples_CS[:, : silent * samples_CS.shape[1] // frames]
+            frames = silent
+        self._emit(job, samples_CS, self._codes(job, item.start, frames))
 
     def _finish(self) -> None:
         for scheduled in self._scheduler.release_finished():
@@ -348,111 +376,73 @@ class Engine:
         streaming: bool,
         outbox: deque[AudioChunk] | None = None,
     ) -> Job:
-        if request_id is None:
+        if self._failure is not None:
+            raise self._failure
+        while request_id is None:
             self._names += 1
-            request_id = f"request-{self._names}"
+            name = f"request-{self._names}"
+            request_id = None if name in self._jobs else name
         if request_id in self._jobs:
             raise InvalidRequestError(
                 f"a request {request_id!r} is open already; choose another id", param="request_id"
             )
-        if len(self._preparing) >= self.config.max_waiting:
-            raise CapacityError(f"{self.config.max_waiting} requests are waiting already; try again later")
         job = Job(
             id=request_id,
             request=request,
             seed=resolve_seed(request),
-            sampling=self._model.sampling.overridden_by(request.sampling),
+            sampling=self._parts.sampling.overridden_by(request.sampling),
             priority=priority,
             streaming=streaming,
             added_at=self._clock(),
             outbox=outbox,
         )
-        job.references = [self._reference(reference) for reference in request.references]
-        if job.has_references:
-            self._schedule(job)
-        else:
-            self._preparing.append(job)
+        self._intake.open(job)
         self._jobs[job.id] = job
         return job
-
-    def _reference(self, reference: Reference) -> NDArray[np.int64] | Key:
-        """Its codes, or the key under which they are being made."""
-        codes = load_reference_codes(reference)
-        if codes is not None:
-            return codes
-        if self._codec is None or self._references is None:
-            raise InvalidRequestError("reference audio needs a codec; load one, or give codes", param="reference")
-        codec = self._codec.config
-        key, codes = self._references.submit(
-            prepare_reference(
-                reference, sample_rate=codec.sample_rate, channels=codec.channels, limits=self.config.reference
-            )
-        )
-        return key if codes is None else codes
-
-    def _schedule(self, job: Job) -> None:
-        """Build the prompt and queue the request. Raises InvalidRequestError, CapacityError."""
-        codes = [reference for reference in job.references if not isinstance(reference, str)]
-        job.prompt = self._model.prompt.build(job.request, codes)
-        max_frames = self._frame_limit(job, len(job.prompt.rows))
-        job.watch(self.config.runaway, self.frame_seconds)
-        job.scheduled = self._scheduler.add(
-            job.id,
-            job.prompt.rows,
-            max_frames=max_frames,
-            now=job.added_at,
-            priority=job.priority,
-            streaming=job.streaming,
-            codec_ready=not job.needs_priming,
-        )
-
-    def _frame_limit(self, job: Job, prompt_rows: int) -> int:
-        """The most frames that the request may have; sets what reaching it means."""
-        room = self.context_rows - prompt_rows
-        if room < 1:
-            raise InvalidRequestError(
-                f"text and references take {prompt_rows} rows of a context of {self.context_rows}; shorten them",
-                param="text",
-            )
-        wish = job.request.max_frames
-        if wish is not None and wish > room:
-            raise InvalidRequestError(
-                f"max_frames is {wish}, but after {prompt_rows} prompt rows only {room} fit the context",
-                param="max_frames",
-            )
-        limit = min(room, self.config.max_frames if wish is None else wish)
-        budget = frame_budget(
-            self.config.runaway, job.request.text, self.frame_seconds, wanted_frames=job.request.tokens
-        )
-        if budget is not None and budget < limit:
-            job.limit_reason = "runaway"
-            return budget
-        return limit
-
-    def _deliver(self, item: DecodeItem, samples_CS: NDArray[np.float32], now: float) -> None:
-        job = self._jobs[item.request.id]
-        if job.note_audio(samples_CS, self.sample_rate):
-            self._scheduler.finish(item.request, "runaway", now)
-        codes = np.stack(job.frames[item.start : item.start + item.count])
-        self._emit(job, AudioChunk(job.id, samples_CS, self.sample_rate, codes))
 
     def _end(self, job: Job, reason: FinishReason) -> None:
         """The only place where requests leave the engine."""
         del self._jobs[job.id]
         if job in self._priming:
             self._priming.remove(job)
-        job.end = RequestEnd(
+        end = RequestEnd(
             finish_reason=job.limit_reason if reason == "length" else reason,
             seed=job.seed,
             timings=job.timings(self._clock()),
             error=job.error,
         )
         # Without a codec the codes were not delivered yet.
-        codes = self._no_codes if self._codec or not job.frames else np.stack(job.frames)
-        self._emit(job, AudioChunk(job.id, self._no_samples, self.sample_rate, codes, job.end))
+        is_codes_only = self._codec is None and job.scheduled is not None and job.scheduled.wants_audio
+        codes = self._codes(job, 0, job.in_scheduler.frames if is_codes_only else 0)
+        self._emit(job, np.zeros((self.channels, 0), np.float32), codes, end)
+        job.end = end
 
-    def _emit(self, job: Job, chunk: AudioChunk) -> None:
+    def _emit(
+        self,
+        job: Job,
+        samples_CS: NDArray[np.float32],
+        codes_FN: NDArray[np.int64],
+        end: RequestEnd | None = None,
+    ) -> None:
+        chunk = AudioChunk(job.id, samples_CS, self.sample_rate, codes_FN, end)
         (self._ready if job.outbox is None else job.outbox).append(chunk)
+
+    def _codes(self, job: Job, first: int, count: int) -> NDArray[np.int64]:
+        """Frames of a request, int64 [count, N]; until its row is given to another."""
+        row = 0 if job.row is None else job.row  # one that never had a row has no frames either
+        return self._codes_RFN[row, first : first + count].astype(np.int64)
+
+    def _stop(self, error: BaseException) -> None:
+        """End everything: the engine's state is not to be trusted any more."""
+        self._failure = EngineStoppedError(
+            f"the engine has stopped: {type(error).__name__}: {str(error).partition(chr(10))[0]}; load it again"
+        )
+        self._failure.__cause__ = error
+        for job in list(self._jobs.values()):
+            job.error = self._failure
+            if job.scheduled is not None:
+                job.scheduled.finish_reason = "error"
+            self._end(job, "error")
 
     # ---- callers inside the engine
 
@@ -461,14 +451,12 @@ class Engine:
         for job in jobs:
             if job.end is None:
                 self.cancel(job.id)
-        while any(job.end is None for job in jobs):
+        while not self._is_stepping and any(job.end is None for job in jobs):
             self._advance()
 
     def _speech(self, job: Job) -> Speech:
         assert job.end is not None
         assert job.outbox is not None
-        if job.end.error is not None:
-            raise job.end.error
         return Speech(
             samples=np.concatenate([chunk.samples for chunk in job.outbox], axis=1),
             sample_rate=self.sample_rate,
@@ -479,38 +467,22 @@ class Engine:
         )
 
 
-def parse_dtype(name: str) -> torch.dtype:
-    """ "float32" or "bfloat16"; raises ConfigError."""
-    if name not in DTYPES:
-        raise ConfigError(f"dtype is {name!r}; use one of {', '.join(DTYPES)}", param="dtype")
-    return DTYPES[name]
-
-
-def parse_device(name: str) -> torch.device:
-    """ "cpu", "cuda" or "cuda:N"; raises ConfigError when it is another or not there."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device is {name!r}; use cpu, cuda or cuda:N", param="device") from None
-    if device.type not in {"cpu", "cuda"}:
-        raise ConfigError(f"device is {name!r}; use cpu, cuda or cuda:N", param="device")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device is available here; use --device cpu", param="device")
-    return device
-
-
-def _check_pair(model: LoadedTalker, codec: Codec) -> None:
-    talker, audio = model.talker.config, codec.config
-    if talker.sampling_rate != audio.sample_rate:
-        raise ConfigError(
-            f"the talker was made for {talker.sampling_rate} Hz and the codec makes {audio.sample_rate} Hz; "
-            "give the codec that belongs to the model",
-            param="codec",
-        )
-    entries = max(talker.audio_codebook_sizes)
-    if talker.n_vq > audio.n_codebooks or entries > audio.codebook_size:
-        raise ConfigError(
-            f"the talker makes {talker.n_vq} codes a frame out of {entries}, the codec knows {audio.n_codebooks} "
-            f"out of {audio.codebook_size}; give the codec that belongs to the model",
-            param="codec",
-        )
+def _scheduler(parts: EngineParts) -> Scheduler:
+    config, chunks = parts.config, parts.config.chunks
+    if config.strict:
+        most = min(chunks.max_batch, STRICT_BATCH_STREAMS)
+        chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most)})
+    return Scheduler(
+        SchedulerConfig(
+            rows=config.rows,
+            pages=parts.pages,
+            page_rows=config.page_rows,
+            max_context_rows=parts.context_rows,
+            prefill_rows_per_step=max(config.prefill_rows_per_step, config.page_rows),
+            max_waiting=config.max_waiting,
+            prefix_cache=config.prefix_cache,
+        ),
+        None if parts.codec is None else chunks,
+        frame_seconds=parts.audio.frame_seconds,
+        fixed_chunks=config.strict,
+    )

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.config import RunawayPolicy
 from hocket.core import (
     MAX_SEED,
     AudioChunk,
@@ -23,7 +22,7 @@ from hocket.core import (
 )
 from hocket.engine.references import Key
 from hocket.engine.request import Request
-from hocket.engine.runaway import LoopDetector, SilenceDetector
+from hocket.engine.runaway import SilenceDetector
 from hocket.errors import HocketError
 
 
@@ -54,14 +53,12 @@ class Job:
     scheduled: Request | None = None
 
     # Speaking
-    started: bool = False
+    #: Its row, as long as it has one and after; None until it was admitted.
+    row: int | None = None
     #: Frames of `prompt.prefix_codes` that the codec has heard.
     primed: int = 0
-    #: Codes int64 [N] of every frame that counts.
-    frames: list[NDArray[np.int64]] = field(default_factory=list)
     #: What it means to reach the frame limit: the caller's cap, or our guess that the speech has run away.
     limit_reason: FinishReason = "length"
-    loop: LoopDetector | None = None
     silence: SilenceDetector | None = None
     cancelled: bool = False
     error: HocketError | None = None
@@ -80,6 +77,28 @@ class Job:
         assert self.prompt is not None
         return self.prompt.prefix_codes
 
+    @property
+    def needs_priming(self) -> bool:
+        """The codec has yet to hear some of the recording that the speech continues."""
+        return self.prompt is not None and self.primed < len(self.prompt.prefix_codes)
+
+    @property
+    def missing_references(self) -> list[Key]:
+        """Keys of the references whose codes are still being made."""
+        return [reference for reference in self.references if isinstance(reference, str)]
+
+    @property
+    def reference_codes(self) -> list[NDArray[np.int64]]:
+        """Codes of the references that have them."""
+        return [reference for reference in self.references if not isinstance(reference, str)]
+
+    def take_references(self, finished: Mapping[Key, NDArray[np.int64]]) -> None:
+        """Replace keys by the codes that were made for them."""
+        self.references = [
+            finished.get(reference, reference) if isinstance(reference, str) else reference
+            for reference in self.references
+        ]
+
     def timings(self, now: float) -> Timings:
         """As they stand at `now`."""
         if self.scheduled is None:
@@ -91,32 +110,3 @@ class Job:
             total_seconds=now - self.added_at,
             late_seconds=self.scheduled.late_seconds,
         )
-
-    @property
-    def has_references(self) -> bool:
-        return not any(isinstance(reference, str) for reference in self.references)
-
-    def take_references(self, finished: Mapping[Key, NDArray[np.int64]]) -> None:
-        """Replace keys by the codes that were made for them."""
-        self.references = [
-            finished.get(reference, reference) if isinstance(reference, str) else reference
-            for reference in self.references
-        ]
-
-    @property
-    def needs_priming(self) -> bool:
-        return self.prompt is not None and self.primed < len(self.prompt.prefix_codes)
-
-    def watch(self, policy: RunawayPolicy, frame_seconds: float) -> None:
-        """Set up the detectors of speech that goes on without saying anything."""
-        self.loop = LoopDetector.of(policy, frame_seconds)
-        self.silence = SilenceDetector.of(policy, self.request.text)
-
-    def note_frame(self, codes_N: NDArray[np.int64]) -> bool:
-        """Keep a frame; True when the speech is caught in a loop."""
-        self.frames.append(codes_N)
-        return self.loop is not None and self.loop.saw(codes_N)
-
-    def note_audio(self, samples_CS: NDArray[np.float32], sample_rate: int) -> bool:
-        """True when the speech has fallen silent for good."""
-        return self.silence is not None and self.silence.heard(samples_CS, sample_rate)

@@ -7,8 +7,9 @@ frames a step. Streaming is exact: the pieces give the codes of the whole.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from hocket.codes_file import read_codes, write_codes
 from hocket.config import ReferenceCacheConfig
-from hocket.errors import AudioFileError
+from hocket.errors import AudioFileError, ConfigError
 from hocket.models.family import Codec
 
 #: Recordings in a call of the encoder, and frames of each: 4 x 16 frames are 5 s of audio a step.
@@ -26,6 +27,8 @@ ENCODER_ROWS = 4
 ENCODER_CHUNK_FRAMES = 16
 
 Key = str
+
+_LOG = logging.getLogger("hocket")
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +46,22 @@ class ReferenceEncoder:
     """Encodes prepared recordings with the first `n_codebooks` codebooks and remembers the codes by content."""
 
     def __init__(self, codec: Codec, *, n_codebooks: int, config: ReferenceCacheConfig, fixed_batch: bool) -> None:
+        """Raises ConfigError when the cache folder cannot be made."""
+        if config.folder is not None:
+            try:
+                config.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"the reference cache folder {str(config.folder)!r} cannot be made: {error.strerror}; name another",
+                    param="folder",
+                ) from error
         self._codec = codec
         self._n_codebooks = n_codebooks
         self._config = config
         self._device = next(codec.parameters()).device
         self._fixed_batch = fixed_batch
         self._state = codec.new_encoder_state(ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
-        self._salt = _fingerprint(codec, n_codebooks)
+        self._salt = _fingerprint(codec, n_codebooks, self._device, fixed_batch)
         self._waiting: OrderedDict[Key, torch.Tensor] = OrderedDict()
         self._active: list[_Encoding] = []
         self._codes: OrderedDict[Key, NDArray[np.int64]] = OrderedDict()
@@ -59,6 +71,7 @@ class ReferenceEncoder:
 
     @property
     def busy(self) -> bool:
+        """A recording is being encoded, or waits for it."""
         return bool(self._waiting or self._active)
 
     def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.int64] | None]:
@@ -69,7 +82,7 @@ class ReferenceEncoder:
         frames = samples_CS.shape[1] // self._codec.config.frame_samples
         whole = np.ascontiguousarray(samples_CS[:, : frames * self._codec.config.frame_samples])
         key = hashlib.blake2b(self._salt + whole.tobytes(), digest_size=20).hexdigest()
-        codes = self._find(key)
+        codes = self._find(key, frames)
         if codes is not None or key in self._waiting or any(item.key == key for item in self._active):
             self.hits += 1
         else:
@@ -78,8 +91,14 @@ class ReferenceEncoder:
         return key, codes
 
     @torch.inference_mode()
-    def step(self) -> dict[Key, NDArray[np.int64]]:
-        """Encode the next piece of up to `ENCODER_ROWS` recordings; returns those that are thereby done."""
+    def step(self, wanted: Set[Key]) -> dict[Key, NDArray[np.int64]]:
+        """Encode the next piece of up to `ENCODER_ROWS` recordings; returns those that are thereby done.
+
+        A recording that is not `wanted` any more is dropped.
+        """
+        for key in self._waiting.keys() - wanted:
+            del self._waiting[key]
+        self._active = [item for item in self._active if item.key in wanted]
         free = sorted(set(range(ENCODER_ROWS)) - {item.row for item in self._active})
         while self._waiting and free:
             key, samples = self._waiting.popitem(last=False)
@@ -88,7 +107,7 @@ class ReferenceEncoder:
             self._active.append(item)
         if not self._active:
             return {}
-        self._encode_piece(self._active)
+        self._encode_piece()
         frame_samples = self._codec.config.frame_samples
         done = [item for item in self._active if item.done * frame_samples == item.samples.shape[1]]
         self._active = [item for item in self._active if item not in done]
@@ -97,7 +116,8 @@ class ReferenceEncoder:
             self._keep(key, codes)
         return finished
 
-    def _encode_piece(self, items: Sequence[_Encoding]) -> None:
+    def _encode_piece(self) -> None:
+        items = self._active
         frame_samples = self._codec.config.frame_samples
         counts = [min(ENCODER_CHUNK_FRAMES, item.samples.shape[1] // frame_samples - item.done) for item in items]
         rows = [item.row for item in items]
@@ -120,7 +140,7 @@ class ReferenceEncoder:
 
     # ---- the cache: in memory, and in a folder when one is configured
 
-    def _find(self, key: Key) -> NDArray[np.int64] | None:
+    def _find(self, key: Key, frames: int) -> NDArray[np.int64] | None:
         if key in self._codes:
             self._codes.move_to_end(key)
             return self._codes[key]
@@ -129,8 +149,11 @@ class ReferenceEncoder:
             return None
         try:
             codes = read_codes(path)
-        except AudioFileError:
-            # A damaged file is as good as none: the recording is at hand and is encoded again, over it.
+        except AudioFileError as error:
+            _log_damage(path, str(error))
+            return None
+        if codes.shape != (frames, self._n_codebooks) or codes.max() >= self._codec.config.codebook_size:
+            _log_damage(path, "it holds codes of something else")
             return None
         self._remember(key, codes)
         return codes
@@ -139,13 +162,15 @@ class ReferenceEncoder:
         self._remember(key, codes)
         path = self._path(key)
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_codes(path, codes)
+            try:
+                write_codes(path, codes)
+            except AudioFileError as error:  # a full disk must not end the speech of everybody
+                _LOG.warning("the reference cache keeps these codes in memory only: %s", error)
 
     def _remember(self, key: Key, codes: NDArray[np.int64]) -> None:
         self._codes[key] = codes
         self._bytes += codes.nbytes
-        while self._bytes > self._config.max_bytes and len(self._codes) > 1:
+        while self._bytes > self._config.max_bytes:
             _, oldest = self._codes.popitem(last=False)
             self._bytes -= oldest.nbytes
 
@@ -153,9 +178,17 @@ class ReferenceEncoder:
         return None if self._config.folder is None else self._config.folder / f"{key}.npy"
 
 
-def _fingerprint(codec: Codec, n_codebooks: int) -> bytes:
-    """Tells codecs apart whose codes may not be exchanged: shapes, precision and a sample of the weights."""
-    digest = hashlib.blake2b(f"{codec.config!r} {n_codebooks}".encode(), digest_size=20)
+def _log_damage(path: Path, reason: str) -> None:
+    # As good as no file: the recording is at hand and is encoded again, over it.
+    _LOG.warning("%s in the reference cache is damaged and is made again: %s", path, reason)
+
+
+def _fingerprint(codec: Codec, n_codebooks: int, device: torch.device, fixed_batch: bool) -> bytes:
+    """Tells apart whose codes may not be exchanged: codecs, by a sample of their weights, and roundings, by the device
+    and by whether shapes are fixed.
+    """
+    facts = f"{codec.config!r} {n_codebooks} {device.type} {fixed_batch}"
+    digest = hashlib.blake2b(facts.encode(), digest_size=20)
     for parameter in codec.parameters():
         digest.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())
     return digest.digest()

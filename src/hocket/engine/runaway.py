@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,55 +53,67 @@ def frame_budget(
 
 
 class LoopDetector:
-    """Notices codes that repeat: `frames` in a row that each equal the one `period` frames before them."""
+    """Notices codes that repeat: `frames` in a row that each equal the one `period` frames before them.
 
-    __slots__ = ("_frames", "_recent", "_runs")
+    All rows at once, by a hash of each frame, since a comparison in Python costs more than the rest of a step.
+    """
 
     #: Longest period looked for: 8 frames are 0.64 s at 12.5 frames a second, a stammered word.
     MAX_PERIOD = 8
 
-    def __init__(self, frames: int) -> None:
+    def __init__(self, rows: int, n_vq: int, frames: int) -> None:
+        """`frames` of 0 turns it off."""
         self._frames = frames
-        self._recent: deque[bytes] = deque(maxlen=self.MAX_PERIOD)
-        self._runs = [0] * self.MAX_PERIOD
+        # Odd multipliers, wrapping: two different frames collide once in 2**64, a loop needs dozens of them in a row.
+        self._multipliers_N = np.random.default_rng(0).integers(2**63, size=n_vq, dtype=np.int64) | 1
+        self._recent_RP = np.zeros((rows, self.MAX_PERIOD), np.int64)
+        self._runs_RP = np.zeros((rows, self.MAX_PERIOD), np.int32)
 
-    @classmethod
-    def of(cls, policy: RunawayPolicy, frame_seconds: float) -> LoopDetector | None:
-        """The detector that `policy` asks for; None when it is off."""
-        if policy.loop_seconds == 0.0:
-            return None
-        return cls(math.ceil(policy.loop_seconds / frame_seconds))
+    def start(self, row: int) -> None:
+        """A new request on `row`."""
+        self._recent_RP[row] = 0
+        self._runs_RP[row] = 0
 
-    def saw(self, codes_N: NDArray[np.int64]) -> bool:
-        """Take the next frame; True when the loop has lasted long enough."""
-        frame = codes_N.tobytes()
-        for back, earlier in enumerate(self._recent):
-            self._runs[back] = self._runs[back] + 1 if earlier == frame else 0
-        self._recent.appendleft(frame)
-        return max(self._runs) >= self._frames
+    def saw(self, rows: Sequence[int], codes_BN: NDArray[np.int64]) -> list[int]:
+        """Take the next frame of distinct `rows`; the indices into `rows` whose loop has lasted long enough."""
+        if not self._frames:
+            return []
+        rows_B = np.asarray(rows)
+        frame_B1 = (codes_BN @ self._multipliers_N + 1)[:, None]
+        recent_BP = self._recent_RP[rows_B]
+        runs_BP = (self._runs_RP[rows_B] + 1) * (recent_BP == frame_B1)
+        self._runs_RP[rows_B] = runs_BP
+        self._recent_RP[rows_B] = np.concatenate([frame_B1, recent_BP[:, :-1]], axis=1)
+        return np.flatnonzero(runs_BP.max(axis=1) >= self._frames).tolist()
 
 
 class SilenceDetector:
-    """Notices audio that stays below a level for longer than any pause that the text asks for."""
+    """Notices audio that stays below a level for longer than any pause that the text asks for.
 
-    __slots__ = ("_level", "_limit_seconds", "_silent_seconds")
+    It goes frame by frame, so what it says does not depend on how the audio was cut into chunks.
+    """
 
-    def __init__(self, limit_seconds: float, level: float) -> None:
-        self._limit_seconds = limit_seconds
+    __slots__ = ("_level", "_limit_frames", "_silent_frames")
+
+    def __init__(self, limit_frames: int, level: float) -> None:
+        self._limit_frames = limit_frames
         self._level = level
-        self._silent_seconds = 0.0
+        self._silent_frames = 0
 
     @classmethod
-    def of(cls, policy: RunawayPolicy, text: str) -> SilenceDetector | None:
+    def of(cls, policy: RunawayPolicy, text: str, frame_seconds: float) -> SilenceDetector | None:
         """The detector that `policy` asks for; None when it is off."""
         if policy.silence_seconds == 0.0:
             return None
-        return cls(policy.silence_seconds + requested_pause_seconds(text), policy.silence_rms)
+        seconds = policy.silence_seconds + requested_pause_seconds(text)
+        return cls(math.ceil(seconds / frame_seconds), policy.silence_rms)
 
-    def heard(self, samples_CS: NDArray[np.float32], sample_rate: int) -> bool:
-        """Take the next chunk; True when the silence has lasted long enough."""
-        if samples_CS.size and float(np.sqrt(np.mean(np.square(samples_CS, dtype=np.float64)))) >= self._level:
-            self._silent_seconds = 0.0
-        else:
-            self._silent_seconds += samples_CS.shape[1] / sample_rate
-        return self._silent_seconds >= self._limit_seconds
+    def heard(self, samples_CS: NDArray[np.float32], frames: int) -> int | None:
+        """Take the next `frames` frames; how many of them it took to be sure of the silence, None while it is not."""
+        samples_CFS = samples_CS.reshape(len(samples_CS), frames, -1)
+        power_F = np.mean(np.square(samples_CFS, dtype=np.float64), axis=(0, 2))
+        for frame, is_loud in enumerate((power_F >= self._level**2).tolist()):
+            self._silent_frames = 0 if is_loud else self._silent_frames + 1
+            if self._silent_frames >= self._limit_frames:
+                return frame + 1
+        return None

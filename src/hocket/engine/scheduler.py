@@ -119,7 +119,7 @@ class Scheduler:
                 "shorten the text or the reference, or lower max_frames",
                 param="max_frames",
             )
-        if len(self._waiting) >= self.config.max_waiting:
+        if self.queue_is_full:
             raise CapacityError(f"{self.config.max_waiting} requests are waiting already; try again later")
         request = Request(
             id=request_id,
@@ -158,6 +158,18 @@ class Scheduler:
             else:
                 self._decodes.update(request, now)
 
+    def cut(self, request: Request, frames: int, now: float) -> None:
+        """End a request as a runaway after its first `frames` frames, which the codec has decoded, whatever came after
+        them: a stop or the limit included, so that the end does not depend on how far the talker was ahead.
+        """
+        if request.state is RequestState.FINISHED or not request.wants_audio:
+            return
+        self.finish(request, "runaway", now)
+        request.finish_reason = "runaway"
+        request.frames = frames
+        if self._decodes is not None:
+            self._decodes.discard(request)
+
     def release_finished(self) -> list[Request]:
         """Give back what ending requests hold, as soon as nothing in flight uses it: pages when their last frame was
         collected, rows when their audio was too. Returns the requests that are thereby over, each exactly once.
@@ -167,7 +179,7 @@ class Scheduler:
             if request.launched > request.collected:
                 continue
             over = self._decodes is None or (
-                request.sent == request.decoded and (not request.wants_audio or request.sent == request.frames)
+                request.sent == request.decoded and (not request.wants_audio or request.sent >= request.frames)
             )
             if over or request.pages:
                 self._give_back(request, with_row=over)
@@ -296,6 +308,16 @@ class Scheduler:
     def max_decode_batch(self) -> int:
         """Streams that go to the codec together; 0 without a codec."""
         return 0 if self._decodes is None else self._decodes.policy.max_batch
+
+    @property
+    def queue_is_full(self) -> bool:
+        """`add` would raise `CapacityError`."""
+        return self.waiting >= self.config.max_waiting
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
 
     @property
     def idle(self) -> bool:

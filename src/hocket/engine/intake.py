@@ -1,0 +1,148 @@
+"""From an opened request to a place in the scheduler's queue: its references' codes, its prompt and its frame limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.core import Reference
+from hocket.engine.job import Job
+from hocket.engine.loading import EngineParts
+from hocket.engine.runaway import SilenceDetector, frame_budget
+from hocket.engine.scheduler import Scheduler
+from hocket.errors import CapacityError, HocketError, InvalidRequestError
+from hocket.prompt.reference import load_reference_codes, prepare_reference
+
+
+class Intake:
+    """Holds the requests that wait for codes of their references."""
+
+    def __init__(self, parts: EngineParts, scheduler: Scheduler) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._scheduler = scheduler
+        #: In order of arrival.
+        self._preparing: list[Job] = []
+
+    @property
+    def preparing(self) -> int:
+        """Requests that wait for codes."""
+        return len(self._preparing)
+
+    @property
+    def is_full(self) -> bool:
+        """`open` would raise `CapacityError`."""
+        return len(self._preparing) + self._scheduler.waiting >= self._config.max_waiting
+
+    @property
+    def busy(self) -> bool:
+        """`step` has work."""
+        references = self._parts.references
+        return bool(self._preparing) or (references is not None and references.busy)
+
+    def open(self, job: Job) -> None:
+        """Queue a request, at once or when its references are encoded.
+
+        Raises InvalidRequestError, ReferenceAudioError, and CapacityError when the queue is full.
+        """
+        if self.is_full:
+            raise CapacityError(f"{self._config.max_waiting} requests are waiting already; try again later")
+        job.references = self._references(job.request.references)
+        if job.missing_references:
+            self._preparing.append(job)
+        else:
+            self._schedule(job)
+
+    def step(self) -> list[Job]:
+        """Encode a piece of the references, and queue the requests that have all of theirs.
+
+        Returns those that end here instead: cancelled ones, and those with an `error`.
+        """
+        assert self._parts.references is not None  # else nobody could have come here
+        wanted = {key for job in self._preparing if not job.cancelled for key in job.missing_references}
+        finished = self._parts.references.step(wanted)
+        over, waiting = [], []
+        for job in self._preparing:
+            job.take_references(finished)
+            if job.cancelled:
+                over.append(job)
+            elif job.missing_references or self._scheduler.queue_is_full:
+                waiting.append(job)
+            else:
+                try:
+                    self._schedule(job)
+                except HocketError as error:  # a prompt too long for the model, say: known only now
+                    job.error = error
+                    over.append(job)
+        self._preparing = waiting
+        return over
+
+    def _references(self, references: Sequence[Reference]) -> list[NDArray[np.int64] | str]:
+        """Codes of each, or the key under which they are being made."""
+        # All are read before the first is submitted: a request that is refused leaves nothing behind.
+        prepared = [self._read(reference) for reference in references]
+        encoder = self._parts.references
+        found: list[NDArray[np.int64] | str] = []
+        for content in prepared:
+            if np.issubdtype(content.dtype, np.integer):
+                found.append(content.astype(np.int64, copy=False))
+                continue
+            assert encoder is not None  # `_read` has seen to it
+            key, codes = encoder.submit(content.astype(np.float32, copy=False))
+            found.append(key if codes is None else codes)
+        return found
+
+    def _read(self, reference: Reference) -> NDArray[np.int64] | NDArray[np.float32]:
+        """Its codes [F, N], or its samples [C, S]."""
+        codes = load_reference_codes(reference)
+        if codes is not None:
+            return codes
+        if self._parts.references is None:
+            raise InvalidRequestError("reference audio needs a codec; load one, or give codes", param="reference")
+        audio = self._parts.audio
+        return prepare_reference(
+            reference, sample_rate=audio.sample_rate, channels=audio.channels, limits=self._config.reference
+        )
+
+    def _schedule(self, job: Job) -> None:
+        """Build the prompt and queue the request. Raises InvalidRequestError, CapacityError."""
+        job.prompt = self._parts.prompt.build(job.request, job.reference_codes)
+        max_frames = self._frame_limit(job, len(job.prompt.rows))
+        job.silence = SilenceDetector.of(self._config.runaway, job.request.text, self._parts.audio.frame_seconds)
+        job.scheduled = self._scheduler.add(
+            job.id,
+            job.prompt.rows,
+            max_frames=max_frames,
+            now=job.added_at,
+            priority=job.priority,
+            streaming=job.streaming,
+            codec_ready=not job.needs_priming,
+        )
+
+    def _frame_limit(self, job: Job, prompt_rows: int) -> int:
+        """The most frames that the request may have; sets what reaching it means."""
+        room = self._parts.context_rows - prompt_rows
+        if room < 1:
+            raise InvalidRequestError(
+                f"text and references take {prompt_rows} rows of a context of {self._parts.context_rows}; shorten them",
+                param="text",
+            )
+        wish = job.request.max_frames
+        if wish is not None and wish > room:
+            raise InvalidRequestError(
+                f"max_frames is {wish}, but after {prompt_rows} prompt rows only {room} fit the context",
+                param="max_frames",
+            )
+        limit = min(room, self._config.max_frames if wish is None else wish)
+        budget = frame_budget(
+            self._config.runaway,
+            job.request.text,
+            self._parts.audio.frame_seconds,
+            wanted_frames=job.request.tokens,
+        )
+        if budget is not None and budget < limit:
+            job.limit_reason = "runaway"
+            return budget
+        return limit

@@ -1,0 +1,280 @@
+"""What front ends and the worker say to each other: one version, no pickle, large arrays in frames of their own.
+
+A message is a list of frames: a MessagePack header, then float32 or int64 arrays as they lie in memory, which are
+neither copied nor inspected on the way. Samples stay float32, so that what arrives is what the engine made, bit for bit.
+Recordings travel decoded: paths and files are the front end's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from hocket import errors
+from hocket.config import EngineConfig, NonNegativeFloat
+from hocket.core import AudioArray, AudioChunk, FinishReason, RequestEnd, Sampling, SpeechRequest, StrictModel, Timings
+from hocket.engine.statistics import EngineStats
+
+#: Both ends must have the same; raised whenever a message changes.
+VERSION = 1
+#: Seconds between signs of life of a worker.
+HEARTBEAT_SECONDS = 0.5
+#: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.
+QUEUE_MESSAGES = 2048
+
+#: A frame to send, and a message to send.
+OutFrame = bytes | NDArray[np.float32] | NDArray[np.int64]
+OutMessage = list[OutFrame]
+
+
+class EngineSpec(StrictModel):
+    """What a worker loads: the arguments of `Engine.load`, and how it leaves."""
+
+    model: str | None = None
+    codec: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    config: EngineConfig = EngineConfig()
+    #: After SIGTERM, open requests may go on for this long.
+    drain_seconds: NonNegativeFloat = 30.0
+
+
+# ---- errors
+
+_ERRORS: dict[str, type[errors.HocketError]] = {
+    "HocketError": errors.HocketError,
+    "InvalidRequestError": errors.InvalidRequestError,
+    "ReferenceAudioError": errors.ReferenceAudioError,
+    "ConfigError": errors.ConfigError,
+    "CheckpointError": errors.CheckpointError,
+    "AudioFileError": errors.AudioFileError,
+    "CapacityError": errors.CapacityError,
+    "EngineStoppedError": errors.EngineStoppedError,
+}
+
+
+class WireError(msgspec.Struct, frozen=True, array_like=True):
+    """A HocketError: class, message, parameter."""
+
+    kind: str
+    message: str
+    param: str | None
+
+    @classmethod
+    def of(cls, error: errors.HocketError) -> WireError:
+        kind = type(error).__name__
+        assert kind in _ERRORS, f"{kind} is missing from the table of errors that can travel"
+        return cls(kind, str(error), error.param)
+
+    def error(self) -> errors.HocketError:
+        """The error again, of the same class."""
+        return _ERRORS[self.kind](self.message, param=self.param)
+
+
+# ---- from a front end to the worker
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The first message. `Ready` answers it, or `Stopped` when the versions differ."""
+
+    version: int
+
+
+class SentReference(msgspec.Struct, frozen=True, array_like=True):
+    """A reference in a frame of its own: float32 samples of that shape at `sample_rate`, or int64 codes (rate None)."""
+
+    shape: tuple[int, ...]
+    sample_rate: int | None
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """A request; `submit_message` and `read_request` are the two ends of it. One frame for each reference follows."""
+
+    #: Unique among the open requests of its front end.
+    request_id: str
+    priority: int
+    streaming: bool
+    #: Arguments of `SpeechRequest` and of its `Sampling` that differ from the defaults.
+    fields: dict[str, Any]
+    sampling: dict[str, Any]
+    references: list[SentReference]
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """End a request; its last chunk says so. No effect on one that is over."""
+
+    request_id: str
+
+
+class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
+    """`Stats` answers it."""
+
+
+# ---- from the worker to a front end
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine is loaded: what it is, and how much of it there is."""
+
+    pid: int
+    #: As in `EngineSpec`; None is the built-in model.
+    model: str | None
+    sample_rate: int
+    channels: int
+    frame_seconds: float
+    #: Requests spoken at a time, requests that may wait, and the longest prompt and speech together in K/V rows.
+    rows: int
+    max_waiting: int
+    context_rows: int
+    #: Limits that the front end applies while it decodes reference recordings.
+    reference_max_seconds: float
+    reference_max_file_bytes: int
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """`RequestEnd`."""
+
+    finish_reason: FinishReason
+    seed: int
+    timings: Timings
+    error: WireError | None
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
+    """`AudioChunk`. Its samples [C, S] follow as a frame; codes [F, N] are few (100 bytes a frame) and lie in here."""
+
+    request_id: str
+    sample_rate: int
+    samples_shape: tuple[int, int]
+    codes_shape: tuple[int, int]
+    codes: bytes
+    end: End | None
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
+    """The request was not taken; nothing else comes for it."""
+
+    request_id: str
+    error: WireError
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """The engine's numbers, and the worker's own."""
+
+    engine: EngineStats
+    #: Front ends connected, and requests open for them.
+    front_ends: int
+    open_requests: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """The loop goes round. `draining`: it takes no new requests and is about to leave."""
+
+    draining: bool
+
+
+class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
+    """The worker is done with this front end: every open request of it has ended with `error`."""
+
+    error: WireError
+
+
+ToWorker = Hello | Submit | Cancel | AskStats
+FromWorker = Ready | Chunk | Rejected | Stats | Heartbeat | Stopped
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """The header frame."""
+    return _encoder.encode(message)
+
+
+def decode_to_worker(header: zmq.Frame) -> ToWorker:
+    """Raises msgspec.MsgspecError."""
+    return _to_worker.decode(header.buffer)
+
+
+def decode_from_worker(header: zmq.Frame) -> FromWorker:
+    """Raises msgspec.MsgspecError."""
+    return _from_worker.decode(header.buffer)
+
+
+# ---- requests
+
+
+def submit_message(
+    request_id: str,
+    request: SpeechRequest,
+    references: Sequence[AudioArray | NDArray[np.int64]],
+    *,
+    priority: int,
+    streaming: bool,
+) -> OutMessage:
+    """`request` with `references` (float32 samples, int64 codes) in place of its own."""
+    sent: list[SentReference] = []
+    arrays: OutMessage = []
+    for reference in references:
+        is_audio = isinstance(reference, AudioArray)
+        array = np.ascontiguousarray(reference.samples if is_audio else reference)
+        sent.append(SentReference(array.shape, int(reference.sample_rate) if is_audio else None))
+        arrays.append(array)
+    header = Submit(
+        request_id,
+        priority,
+        streaming,
+        request.model_dump(exclude={"reference", "sampling"}, exclude_defaults=True),
+        request.sampling.model_dump(exclude_defaults=True),
+        sent,
+    )
+    return [encode(header), *arrays]
+
+
+def read_request(header: Submit, frames: Sequence[zmq.Frame]) -> SpeechRequest:
+    """The request that `submit_message` was given. `frames` are those behind the header."""
+    references: list[AudioArray | NDArray[np.int64]] = []
+    for sent, frame in zip(header.references, frames, strict=True):
+        if sent.sample_rate is None:
+            references.append(np.frombuffer(frame.buffer, np.int64).reshape(sent.shape))
+        else:
+            samples = np.frombuffer(frame.buffer, np.float32).reshape(sent.shape)
+            references.append(AudioArray(samples, sent.sample_rate))
+    return SpeechRequest(**header.fields, sampling=Sampling(**header.sampling), reference=references or None)
+
+
+# ---- audio
+
+
+def chunk_message(request_id: str, chunk: AudioChunk) -> OutMessage:
+    """`chunk`, under the front end's own `request_id`."""
+    end = chunk.end
+    samples = np.ascontiguousarray(chunk.samples)
+    header = Chunk(
+        request_id,
+        chunk.sample_rate,
+        samples.shape,
+        chunk.codes.shape,
+        chunk.codes.tobytes(),
+        end and End(end.finish_reason, end.seed, end.timings, end.error and WireError.of(end.error)),
+    )
+    return [encode(header), samples]
+
+
+def read_chunk(header: Chunk, frames: Sequence[zmq.Frame]) -> AudioChunk:
+    """The chunk that `chunk_message` was given. `frames` are those behind the header."""
+    (frame,) = frames
+    end = header.end
+    return AudioChunk(
+        header.request_id,
+        np.frombuffer(frame.buffer, np.float32).reshape(header.samples_shape),
+        header.sample_rate,
+        np.frombuffer(header.codes, np.int64).reshape(header.codes_shape),
+        end and RequestEnd(end.finish_reason, end.seed, end.timings, end.error and end.error.error()),
+    )

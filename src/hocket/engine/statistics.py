@@ -1,0 +1,88 @@
+"""What the engine counts while it runs: a few additions a step, so it is never off."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from hocket.engine.request import SchedulerStats
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counters, from the start of the engine."""
+
+    steps: int = 0
+    #: Batches launched, and the requests in them: their quotient is the mean batch.
+    frame_batches: int = 0
+    frame_rows: int = 0
+    decode_batches: int = 0
+    decode_rows: int = 0
+    #: Where the steps' time went: inside the calls of each runner, and around them.
+    reference_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    frame_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    host_seconds: float = 0.0
+    #: When the last lap ended.
+    lap_at: float = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.steps += 1
+        self.lap_at = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap; whoever calls adds them to where they went."""
+        now = time.perf_counter()
+        seconds, self.lap_at = now - self.lap_at, now
+        return seconds
+
+    def host(self) -> None:
+        """What was done since the last lap was the engine's own work."""
+        self.host_seconds += self.lap()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot. Counters and seconds run from the start of the engine."""
+
+    scheduler: SchedulerStats
+    #: Requests that wait for their references' codes.
+    preparing: int
+    reference_hits: int
+    reference_misses: int
+    steps: int
+    #: Mean requests in a frame batch and streams in a decode batch; 0 before the first.
+    frame_batches: int
+    mean_frame_rows: float
+    decode_batches: int
+    mean_decode_rows: float
+    #: Where the steps' time went: inside the calls of each runner, and around them.
+    reference_seconds: float
+    prefill_seconds: float
+    frame_seconds: float
+    decode_seconds: float
+    host_seconds: float
+
+    @classmethod
+    def of(
+        cls, meter: Meter, scheduler: SchedulerStats, *, preparing: int, reference_hits: int, reference_misses: int
+    ) -> EngineStats:
+        """The meter's counters and what the engine's parts say of themselves."""
+        return cls(
+            scheduler=scheduler,
+            preparing=preparing,
+            reference_hits=reference_hits,
+            reference_misses=reference_misses,
+            steps=meter.steps,
+            frame_batches=meter.frame_batches,
+            mean_frame_rows=meter.frame_rows / max(1, meter.frame_batches),
+            decode_batches=meter.decode_batches,
+            mean_decode_rows=meter.decode_rows / max(1, meter.decode_batches),
+            reference_seconds=meter.reference_seconds,
+            prefill_seconds=meter.prefill_seconds,
+            frame_seconds=meter.frame_seconds,
+            decode_seconds=meter.decode_seconds,
+            host_seconds=meter.host_seconds,
+        )

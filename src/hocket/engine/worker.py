@@ -1,0 +1,340 @@
+"""The process that owns the engine: takes requests from front ends, steps, sends audio back.
+
+    python -m hocket.engine.worker ENDPOINT SPEC
+
+Started by `hocket.engine.supervisor`, which holds the other end of its standard input: when that closes, whoever
+started it is gone, and so is the worker. Standard output carries one line, the error, when the engine does not load.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from hocket.config import EngineConfig
+from hocket.core import AudioChunk, SpeechRequest
+from hocket.engine.engine import Engine
+from hocket.engine.messages import (
+    HEARTBEAT_SECONDS,
+    QUEUE_MESSAGES,
+    VERSION,
+    AskStats,
+    Cancel,
+    EngineSpec,
+    Heartbeat,
+    Hello,
+    OutMessage,
+    Ready,
+    Rejected,
+    Stats,
+    Stopped,
+    Submit,
+    WireError,
+    chunk_message,
+    decode_to_worker,
+    encode,
+    read_request,
+)
+from hocket.engine.statistics import EngineStats
+from hocket.errors import EngineStoppedError, HocketError
+
+_LOG = logging.getLogger("hocket.worker")
+
+#: A burst of arrivals holds up running streams for this long and one request more; the rest waits for the next step.
+_RECEIVE_SECONDS = 0.005
+#: Last words get this long to leave the process.
+_LINGER_MS = 1000
+#: The exit code of sysexits.h for "internal software error".
+_INTERNAL_ERROR = 70
+
+
+class DrivenEngine(Protocol):
+    """What the worker asks of `Engine`, which says what each call does."""
+
+    config: EngineConfig
+    context_rows: int
+    frame_seconds: float
+
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def idle(self) -> bool: ...
+    def add(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> str: ...
+    def cancel(self, request_id: str) -> None: ...
+    def step(self) -> list[AudioChunk]: ...
+    def stats(self) -> EngineStats: ...
+
+
+@dataclass(slots=True, eq=False)
+class _FrontEnd:
+    """Somebody who has said hello; `open` holds the engine's ids by the front end's own."""
+
+    identity: bytes
+    open: dict[str, str] = field(default_factory=dict)
+
+
+class Worker:
+    """The loop between a ROUTER socket and an engine. Not thread-safe, except for `drain`."""
+
+    def __init__(
+        self,
+        engine: DrivenEngine,
+        socket: zmq.Socket[bytes],
+        *,
+        model: str | None = None,
+        drain_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._socket, self._model, self._clock = engine, socket, model, clock
+        # Messages for a front end that has gone away, or that has stopped reading, are errors and not silence.
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._drain_seconds = drain_seconds
+        self._drain_wished = False
+        #: When draining ends; None while new requests are taken.
+        self._leave_at: float | None = None
+        self._front_ends: dict[bytes, _FrontEnd] = {}
+        #: Whose a request is, and what it is called there, by the engine's id.
+        self._owners: dict[str, tuple[_FrontEnd, str]] = {}
+        self._names = 0
+        self._next_beat = 0.0
+
+    def drain(self) -> None:
+        """Take no new requests, finish the open ones, leave. Safe in a signal handler: the loop sees it at its next
+        turn, within a heartbeat.
+        """
+        self._drain_wished = True
+
+    def run(self) -> int:
+        """Serve until drained; returns the exit code, which is not 0 when the engine broke."""
+        try:
+            while not self._done():
+                self._receive()
+                if not self._engine.idle:
+                    for chunk in self._engine.step():
+                        self._deliver(chunk)
+                self._beat()
+        except Exception as error:
+            # Only where it happened: an exception's text may quote what the user wrote.
+            _LOG.error("event=worker_failed pid=%d error=%s at=%s", os.getpid(), type(error).__name__, _place(error))
+            reason = f"the engine failed ({type(error).__name__}) and is being restarted; send the request again"
+            self._stop_all(EngineStoppedError(reason))
+            return _INTERNAL_ERROR
+        self._stop_all(EngineStoppedError("the engine has been stopped; send the request again"))
+        return 0
+
+    def _done(self) -> bool:
+        if self._drain_wished and self._leave_at is None:
+            self._leave_at = self._clock() + self._drain_seconds
+            self._next_beat = 0.0  # front ends hear of it at once
+        return self._leave_at is not None and (self._engine.idle or self._clock() >= self._leave_at)
+
+    # ---- in
+
+    def _receive(self) -> None:
+        """Handle what has arrived. Waits for it when there is nothing else to do."""
+        now = self._clock()
+        if self._engine.idle:
+            self._socket.poll(max(0.0, self._next_beat - now) * 1e3)
+            now = self._clock()
+        while self._clock() < now + _RECEIVE_SECONDS:
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._handle(identity.bytes, frames)
+
+    def _handle(self, identity: bytes, frames: Sequence[zmq.Frame]) -> None:
+        front_end = self._front_ends.get(identity)
+        try:
+            message = decode_to_worker(frames[0])
+        except msgspec.MsgspecError:
+            self._refuse(identity, "this front end's message cannot be read; run the same Hocket at both ends")
+            return
+        if isinstance(message, Hello):
+            self._welcome(identity, message)
+        elif front_end is None:
+            pass  # it was dropped, and finds out by the silence
+        elif isinstance(message, Submit):
+            self._submit(front_end, message, frames[1:])
+        elif isinstance(message, Cancel):
+            if message.request_id in front_end.open:
+                self._engine.cancel(front_end.open[message.request_id])
+        else:
+            assert isinstance(message, AskStats)
+            stats = Stats(self._engine.stats(), len(self._front_ends), len(self._owners))
+            self._send(front_end, [encode(stats)])
+
+    def _welcome(self, identity: bytes, hello: Hello) -> None:
+        if hello.version != VERSION:
+            versions = f"this front end speaks version {hello.version} of the protocol, the worker {VERSION}"
+            self._refuse(identity, f"{versions}; run the same Hocket at both ends")
+            return
+        engine, limits = self._engine, self._engine.config.reference
+        front_end = self._front_ends.setdefault(identity, _FrontEnd(identity))
+        ready = Ready(
+            pid=os.getpid(),
+            model=self._model,
+            sample_rate=engine.sample_rate,
+            channels=engine.channels,
+            frame_seconds=engine.frame_seconds,
+            rows=engine.config.rows,
+            max_waiting=engine.config.max_waiting,
+            context_rows=engine.context_rows,
+            reference_max_seconds=limits.max_seconds,
+            reference_max_file_bytes=limits.max_file_bytes,
+        )
+        self._send(front_end, [encode(ready)])
+        self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        front_end = self._front_ends.get(identity, _FrontEnd(identity))
+        self._send(front_end, [encode(Stopped(WireError.of(EngineStoppedError(reason))))])
+        self._drop(front_end)
+
+    def _submit(self, front_end: _FrontEnd, message: Submit, frames: Sequence[zmq.Frame]) -> None:
+        try:
+            if self._leave_at is not None:
+                raise EngineStoppedError("the engine is about to stop and takes no new requests; try again later")
+            # Ids of different front ends may be equal; the engine's own never are.
+            self._names += 1
+            engine_id = self._engine.add(
+                read_request(message, frames),
+                request_id=f"{self._names}",
+                priority=message.priority,
+                streaming=message.streaming,
+            )
+        except HocketError as error:
+            self._send(front_end, [encode(Rejected(message.request_id, WireError.of(error)))])
+        except Exception as error:
+            # `Engine.add` changes nothing before it succeeds, so a request that trips over a bug harms nobody else.
+            _LOG.error("event=request_failed pid=%d error=%s at=%s", os.getpid(), type(error).__name__, _place(error))
+            refusal = HocketError(f"internal error ({type(error).__name__}) while the request was being read")
+            self._send(front_end, [encode(Rejected(message.request_id, WireError.of(refusal)))])
+        else:
+            front_end.open[message.request_id] = engine_id
+            self._owners[engine_id] = (front_end, message.request_id)
+
+    # ---- out
+
+    def _deliver(self, chunk: AudioChunk) -> None:
+        front_end, request_id = self._owners[chunk.request_id]
+        if chunk.end is not None:
+            del self._owners[chunk.request_id]
+            del front_end.open[request_id]
+        if front_end.identity in self._front_ends:
+            self._send(front_end, chunk_message(request_id, chunk))
+
+    def _beat(self) -> None:
+        now = self._clock()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + HEARTBEAT_SECONDS
+        for front_end in list(self._front_ends.values()):
+            self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
+
+    def _send(self, front_end: _FrontEnd, message: OutMessage) -> None:
+        """Never waits. A front end that has gone away or lets `QUEUE_MESSAGES` pile up loses its requests."""
+        try:
+            self._socket.send_multipart([front_end.identity, *message], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._drop(front_end)
+
+    def _drop(self, front_end: _FrontEnd) -> None:
+        self._front_ends.pop(front_end.identity, None)
+        for engine_id in front_end.open.values():
+            self._engine.cancel(engine_id)
+
+    def _stop_all(self, error: HocketError) -> None:
+        for front_end in self._front_ends.values():
+            try:
+                self._socket.send_multipart(
+                    [front_end.identity, encode(Stopped(WireError.of(error)))], zmq.NOBLOCK, copy=False
+                )
+            except zmq.ZMQError:
+                continue  # it hears of it by the lost connection
+        self._front_ends.clear()
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """The socket that a worker listens on."""
+    socket = context.socket(zmq.ROUTER)
+    socket.set_hwm(QUEUE_MESSAGES)
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.bind(endpoint)
+    return socket
+
+
+def run_worker(endpoint: str, spec: EngineSpec) -> int:
+    """Load what `spec` says and serve it at `endpoint` until SIGTERM; returns the exit code.
+
+    Raises ConfigError, CheckpointError.
+    """
+    started = time.monotonic()
+    engine = Engine.load(spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config)
+    _LOG.info("event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started)
+    with zmq.Context() as context, open_socket(context, endpoint) as socket:
+        worker = Worker(engine, socket, model=spec.model, drain_seconds=spec.drain_seconds)
+
+        def drain(_signal: int, _frame: FrameType | None) -> None:
+            worker.drain()
+
+        signal.signal(signal.SIGTERM, drain)
+        code = worker.run()
+    _LOG.info("event=worker_exit pid=%d code=%d", os.getpid(), code)
+    return code
+
+
+def main(endpoint: str, spec: str) -> int:
+    """Run a worker in this process and return its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    threading.Thread(target=_leave_with_parent, args=(endpoint,), daemon=True).start()
+    # Whatever libraries print goes to standard error, so that the report is alone on the pipe.
+    report = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        return run_worker(endpoint, EngineSpec.model_validate_json(spec))
+    except HocketError as error:
+        os.write(report, msgspec.json.encode(WireError.of(error)))
+        return error.exit_code
+
+
+def _leave_with_parent(endpoint: str) -> None:
+    """Wait for the end of standard input, which comes when the parent is gone, however it went; leave nothing behind.
+
+    A thread, so that it works while the engine loads or hangs; `os.read`, so that it holds no lock at exit.
+    """
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    _LOG.info("event=worker_orphaned pid=%d", os.getpid())
+    shutil.rmtree(Path(endpoint.removeprefix("ipc://")).parent, ignore_errors=True)
+    os._exit(1)
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost calls."""
+    calls = traceback.extract_tb(error.__traceback__)[-5:]
+    return "<".join(f"{Path(call.filename).name}:{call.lineno}" for call in reversed(calls))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

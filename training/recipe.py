@@ -1,0 +1,72 @@
+"""What a training run is told: the codec's configuration and every number of its training, from one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hocket.core import StrictModel
+from training.discriminator import DiscriminatorConfig
+
+CONFIG = Path(__file__).parent / "configs" / "codec_mini.json"
+
+
+class LossWeights(StrictModel):
+    mel: float
+    stft: float
+    wave: float
+    commitment: float
+    #: Of telling the phonemes from the first level alone: makes the first code say what is said.
+    phoneme: float
+    adversarial: float
+    features: float
+
+
+class TrainConfig(StrictModel):
+    seed: int
+    batch: int
+    segment_frames: int
+    #: Frames of each segment that the discriminators see.
+    adversarial_frames: int
+    validation_seconds: float
+    validation_segments: int
+    #: What the layer scales start from.
+    layer_scale: float
+    total_minutes: float
+    warmup_steps: int
+    #: Shares of the total time: until `decay_from` the learning rate is full, then it falls in a line.
+    decay_from: float
+    final_lr_share: float
+    generator_lr: float
+    discriminator_lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+    ema_decay: float
+    adversarial_from: float
+    adversarial_ramp_steps: int
+    gain_db: tuple[float, float]
+    #: Share of samples that use a random number of levels.
+    level_dropout: float
+    #: Levels that the phoneme head reads.
+    phoneme_levels: int
+    #: Of the moving averages that codebook rows are.
+    codebook_decay: float
+    #: Every so many steps codes used less than `revive_below` times the mean are replaced, until a share of the time.
+    revive_every: int
+    revive_below: float
+    revive_until: float
+    loss_weights: LossWeights
+    log_every: int
+    checkpoint_seconds: float
+
+
+class Recipe(StrictModel):
+    #: The codec's `config.json`, as it is exported.
+    model: dict[str, Any]
+    train: TrainConfig
+    discriminator: DiscriminatorConfig
+
+    @classmethod
+    def load(cls, path: Path) -> Recipe:
+        return cls.model_validate_json(path.read_text(encoding="utf-8"))
