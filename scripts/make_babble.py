@@ -1,7 +1,7 @@
-"""Make the placeholder checkpoint `babble`: MOSS-TTS-Local's layout at a tiny size with random weights.
+"""Make the placeholder talker: MOSS-TTS-Local's layout at a tiny size with random weights, for the trained codec.
 
-It exists so that the two set-up commands exercise every part of the product before a trained voice is shipped. It does
-not speak: codes are random, and so is the decoder. Needs numpy and safetensors only, because the package's build hook
+It exists so that the two set-up commands exercise every part of the product before a trained talker is shipped. It does
+not speak: its codes are random. Needs numpy and safetensors only, because the package's build hook
 runs it; the same seed makes the same bytes.
 
     python scripts/make_babble.py FOLDER
@@ -20,7 +20,8 @@ from safetensors.numpy import save_file
 Array = NDArray[np.float32]
 
 SAMPLE_RATE = 24_000
-N_VQ, CODEBOOK = 8, 256
+#: Of the trained codec that it stands beside.
+N_VQ, CODEBOOK = 10, 1024
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 4, 4, 2, 32, 256
 SPECIAL = [
     "<|endoftext|>",
@@ -34,24 +35,6 @@ SPECIAL = [
 VOCAB = 256 + len(SPECIAL)
 #: A frame ends the speech with this probability: about 3 s of babble.
 STOP_PROBABILITY = 1 / 38
-CODEC_LATENT, CODEC_RVQ, CODEC_DIM = 64, 32, 8
-#: (kind, patch) or (kind, in, width, out, context seconds), encoder order: 24 kHz → 100 → 50 → 12.5 frames/s.
-ENCODER = [
-    ("patch", 240),
-    ("stage", 240, 64, 32, 1.0),
-    ("patch", 2),
-    ("stage", 64, 64, 32, 2.0),
-    ("patch", 4),
-    ("stage", 128, 128, 64, 4.0),
-]
-DECODER = [
-    ("stage", 64, 128, 128, 4.0),
-    ("patch", 4),
-    ("stage", 32, 64, 64, 2.0),
-    ("patch", 2),
-    ("stage", 32, 64, 240, 1.0),
-    ("patch", 240),
-]
 
 
 def byte_alphabet() -> list[str]:
@@ -200,117 +183,17 @@ def talker_tensors(rng: np.random.Generator) -> dict[str, Array]:
         tensors |= {f"{block}.{name}.weight": ones.copy(), f"{block}.{name}.bias": zeros.copy()}
     for k in range(N_VQ):
         tensors[f"audio_embeddings.{k}.weight"] = normal(CODEBOOK, HIDDEN)
-        tensors[f"audio_lm_heads.{k}.weight"] = tensors[f"audio_embeddings.{k}.weight"].copy()
-    tensors["text_lm_head.weight"] = tensors["transformer.embed_tokens.weight"].copy()
-    return tensors
-
-
-def codec_config() -> dict[str, object]:
-    def modules(plan: list[tuple[str | int | float, ...]]) -> list[dict[str, object]]:
-        return [
-            {"module_type": "PatchedPretransform", "patch_size": entry[1]}
-            if entry[0] == "patch"
-            else {
-                "module_type": "Transformer",
-                "input_dimension": entry[1],
-                "output_dimension": entry[3],
-                "d_model": entry[2],
-                "num_heads": int(entry[2]) // 32,
-                "num_layers": 2,
-                "dim_feedforward": 2 * int(entry[2]),
-                "causal": True,
-                "norm": "layer_norm",
-                "positional_embedding": "rope",
-                "max_period": 10000,
-                "gating": "none",
-                "layer_scale": 0.01,
-                "conv_layout": True,
-                "context_duration": entry[4],
-            }
-            for entry in plan
-        ]
-
-    return {
-        "architectures": ["MossAudioTokenizerModel"],
-        "model_type": "moss-audio-tokenizer",
-        "sampling_rate": SAMPLE_RATE,
-        "downsample_rate": 1920,
-        "causal_transformer_context_duration": 4.0,
-        "number_channels": 1,
-        "enable_channel_interleave": False,
-        "compute_dtype": "fp32",
-        "codec_weight_dtype": "fp32",
-        "encoder_kwargs": modules(ENCODER),
-        "decoder_kwargs": modules(DECODER),
-        "quantizer_type": "rlfq",
-        "quantizer_kwargs": {
-            "input_dim": CODEC_LATENT,
-            "rvq_dim": CODEC_RVQ,
-            "output_dim": CODEC_LATENT,
-            "num_quantizers": N_VQ,
-            "codebook_size": CODEBOOK,
-            "codebook_dim": CODEC_DIM,
-            "quantizer_type": "rlfq",
-        },
-    }
-
-
-def codec_tensors(rng: np.random.Generator) -> dict[str, Array]:
-    tensors: dict[str, Array] = {}
-
-    def linear(out_dim: int, in_dim: int, gain: float = 1.0) -> Array:
-        return (rng.standard_normal((out_dim, in_dim)) * gain / np.sqrt(in_dim)).astype(np.float32)
-
-    def stack(prefix: str, plan: list[tuple[str | int | float, ...]]) -> None:
-        for i, entry in enumerate(plan):
-            if entry[0] == "patch":
-                continue
-            in_dim, width, out_dim = (int(v) for v in entry[1:4])
-            # 240 samples a step leave the last stage; 0.1 keeps the babble quiet.
-            gain = 0.1 if prefix == "decoder" and out_dim == 240 else 1.0
-            tensors[f"{prefix}.{i}.input_proj.weight"] = linear(width, in_dim)
-            tensors[f"{prefix}.{i}.output_proj.weight"] = linear(out_dim, width, gain)
-            for layer in range(2):
-                base = f"{prefix}.{i}.transformer.layers.{layer}"
-                for norm in ("norm1", "norm2"):
-                    tensors[f"{base}.{norm}.weight"] = np.ones(width, np.float32)
-                    tensors[f"{base}.{norm}.bias"] = np.zeros(width, np.float32)
-                tensors[f"{base}.self_attn.in_proj.weight"] = linear(3 * width, width)
-                tensors[f"{base}.self_attn.out_proj.weight"] = linear(width, width)
-                tensors[f"{base}.ffn.0.weight"] = linear(2 * width, width)
-                tensors[f"{base}.ffn.2.weight"] = linear(width, 2 * width)
-                for scale in (1, 2):
-                    tensors[f"{base}.layer_scale_{scale}.scale"] = np.full(width, 0.5, np.float32)
-
-    def weight_normed(name: str, out_dim: int, in_dim: int) -> None:
-        direction = linear(out_dim, in_dim)[:, :, None]
-        tensors[f"{name}.parametrizations.weight.original1"] = direction
-        tensors[f"{name}.parametrizations.weight.original0"] = np.sqrt((direction**2).sum((1, 2), keepdims=True))
-        tensors[f"{name}.bias"] = np.zeros(out_dim, np.float32)
-
-    stack("encoder", ENCODER)
-    stack("decoder", DECODER)
-    weight_normed("quantizer.input_proj", CODEC_RVQ, CODEC_LATENT)
-    weight_normed("quantizer.output_proj", CODEC_LATENT, CODEC_RVQ)
-    for i in range(N_VQ):
-        level = f"quantizer.quantizers.{i}"
-        weight_normed(f"{level}.in_proj", CODEC_DIM, CODEC_RVQ)
-        weight_normed(f"{level}.out_proj", CODEC_RVQ, CODEC_DIM)
-        tensors[f"{level}.codebook.weight"] = rng.standard_normal((CODEBOOK, CODEC_DIM)).astype(np.float32)
     return tensors
 
 
 def make_babble(folder: Path) -> None:
-    """Write the checkpoint to `folder` (talker) and `folder/codec`."""
-    rng = np.random.default_rng(20261129)
-    for target, config, tensors in [
-        (folder, talker_config(), talker_tensors(rng)),
-        (folder / "codec", codec_config(), codec_tensors(rng)),
-    ]:
-        target.mkdir(parents=True, exist_ok=True)
-        (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    """Write the talker checkpoint to `folder`. The tied heads, copies of the embeddings, are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(talker_config(), indent=1) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(), ensure_ascii=False) + "\n", encoding="utf-8")
+    weights = folder / "model.safetensors"
+    save_file(talker_tensors(np.random.default_rng(20261129)), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # safetensors makes it 0600, which an installation for several users could not read
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -69,6 +70,15 @@ def run_process(*arguments: str | bytes, stdin: bytes = b"", **environment: str)
 def listing() -> dict[str, bytes]:
     """Every file under the working directory, and what is in it."""
     return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+def refused(message: str, *arguments: str | bytes, stdin: bytes = b"", code: int = 2) -> None:
+    """The arguments end with `code` and an error that matches `message`, and leave every file as it was."""
+    before = listing()
+    done = run(*arguments, stdin=stdin)
+    assert re.match(r"hocket: error: .*" + message, done.error), done.error
+    assert done.code == code
+    assert listing() == before
 
 
 def _text(stream: io.TextIOWrapper) -> str:

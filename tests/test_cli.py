@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -21,10 +22,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from cli_runner import CODEC, CODES_ONLY, PAIR, TALKER, listing, run, run_process
-from hocket import __version__
+from hocket import Sampling, SpeechRequest, __version__
 from hocket.audio import decode_audio, write_audio
+from hocket.engine.engine import Engine
+from hocket.errors import InvalidRequestError
 
 HOCKET = [sys.executable, "-W", "error", "-m", "hocket"]
+#: Standard output as users have it, buffered: what fails only when the buffer is emptied must be reported as well.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +89,29 @@ def test_every_option_has_an_effect(options: list[str]) -> None:
     plain = say()
     assert np.array_equal(say(), plain)
     assert not np.array_equal(say(*options), plain)
+
+
+def test_every_option_reaches_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[SpeechRequest] = []
+
+    def spy(_: Engine, request: SpeechRequest) -> NoReturn:
+        requests.append(request)
+        raise InvalidRequestError("seen")
+
+    monkeypatch.setattr(Engine, "generate", spy)
+    words: dict[str, Any] = {
+        name: f"some {name}"
+        for name in ("reference_text", "language", "instruction", "quality", "sound_event", "ambient_sound", "join")
+    }
+    numbers: dict[str, Any] = {"tokens": 20, "seed": 1, "max_frames": 2}
+    sampling: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "repetition_penalty": 1.5}
+    given = words | numbers | sampling | {"reference": "a.npy"}
+    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    run("say", "Hello.", *CODES_ONLY, *options)
+    run("say", "Hello.", *CODES_ONLY, "--reference", "a.wav", "--reference", "b.npy")
+    voice = [Path("a.npy")]
+    wanted = SpeechRequest(text="Hello.", reference=voice, sampling=Sampling(**sampling), **words, **numbers)
+    assert requests == [wanted, SpeechRequest(text="Hello.", reference=[Path("a.wav"), Path("b.npy")])]
 
 
 def test_without_a_seed_one_is_drawn_and_reported() -> None:
@@ -268,13 +296,13 @@ def _terminals() -> Iterator[list[Terminal]]:
 
 
 def test_progress_on_a_terminal(terminals: list[Terminal]) -> None:
-    terminals.append(terminal := Terminal("say", "Hello world.", *PAIR, "-o", "a.wav", "--json"))
+    terminals.append(terminal := Terminal("say", "Hello world.", *PAIR, "--temperature", "0", "--json"))
     shown = terminal.read()
     assert b"loading" in shown
     assert b"\x1b[2K" in shown  # taken away again
     out, _ = terminal.process.communicate(timeout=60)
     assert terminal.process.returncode == 0
-    assert json.loads(out)["frames"] > 0
+    assert json.loads(out)["frames"] == 6
 
 
 def endless_talker() -> None:
@@ -321,7 +349,9 @@ def test_ctrl_c_while_speaking(terminals: list[Terminal]) -> None:
 def test_a_reader_that_has_gone_away() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    done = subprocess.run([*HOCKET, "info"], check=False, stdout=write_end, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(
+        [*HOCKET, "info"], check=False, env=BUFFERED, stdout=write_end, stderr=subprocess.PIPE, timeout=60
+    )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -329,7 +359,9 @@ def test_a_reader_that_has_gone_away() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_under_standard_output() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([*HOCKET, "info"], check=False, stdout=full, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run(
+            [*HOCKET, "info"], check=False, env=BUFFERED, stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
     assert done.returncode == 2
     assert done.stderr == b"hocket: error: cannot write to standard output: No space left on device\n"
 

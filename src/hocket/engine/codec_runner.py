@@ -20,10 +20,19 @@ STRICT_BATCH_STREAMS = 8
 
 @dataclass(frozen=True, slots=True)
 class SamplesInFlight:
-    """A launched decode batch: `samples` is float32 [B, C, S]."""
+    """A launched decode batch: `samples` is float32 [B, C, S], `power` float32 [B, frames]."""
 
     batch: DecodeBatch
     samples: HostCopy
+    power: HostCopy
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedChunk:
+    """One stream's part of a batch: float32 samples [C, S], and the mean power of each frame [F]."""
+
+    samples_CS: NDArray[np.float32]
+    power_F: NDArray[np.float32]
 
 
 class CodecRunner:
@@ -59,13 +68,19 @@ class CodecRunner:
             codes_RFN[row, item.start : item.start + item.count].long()
             for row, item in zip(rows, batch.items, strict=True)
         ]
-        return SamplesInFlight(batch, HostCopy.start(self._decode(rows, codes, batch.chunk_frames)))
+        samples_BCS = self._decode(rows, codes, batch.chunk_frames)
+        # Here, because on the host it would take longer than all the rest of a step.
+        power_BF = samples_BCS.square().mean(1).view(len(samples_BCS), batch.chunk_frames, -1).mean(2)
+        return SamplesInFlight(batch, HostCopy.start(samples_BCS), HostCopy.start(power_BF))
 
-    def collect(self, flight: SamplesInFlight) -> list[NDArray[np.float32]]:
-        """Wait for a launched batch: samples [C, frames * frame_samples] of each item."""
+    def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:
+        """Wait for a launched batch: what became of each item."""
         frame_samples = self.codec.config.frame_samples
-        samples = flight.samples.wait().numpy()
-        return [samples[i, :, : item.count * frame_samples].copy() for i, item in enumerate(flight.batch.items)]
+        samples, power = flight.samples.wait().numpy(), flight.power.wait().numpy()
+        return [
+            DecodedChunk(samples[i, :, : item.count * frame_samples].copy(), power[i, : item.count])
+            for i, item in enumerate(flight.batch.items)
+        ]
 
     def _decode(self, rows: Sequence[int], codes: Sequence[Tensor], chunk_frames: int) -> Tensor:
         """Samples [B, C, chunk_frames * frame_samples], the padding of each row included."""

@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from time import perf_counter
 
@@ -19,17 +18,15 @@ from numpy.typing import NDArray
 
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, FinishReason, RequestEnd, Speech, SpeechRequest
-from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, SamplesInFlight
+from hocket.engine.codec_runner import DecodedChunk
 from hocket.engine.intake import Intake
 from hocket.engine.job import Job, resolve_seed
-from hocket.engine.loading import EngineParts, load_parts
+from hocket.engine.lanes import CodecLane, TalkerLane
+from hocket.engine.loading import EngineParts, load_parts, new_scheduler
 from hocket.engine.loading import parse_device as parse_device
 from hocket.engine.loading import parse_dtype as parse_dtype
-from hocket.engine.request import DecodeItem, FrameBatch
-from hocket.engine.runaway import LoopDetector
-from hocket.engine.scheduler import Scheduler, SchedulerConfig
+from hocket.engine.request import DecodeItem
 from hocket.engine.statistics import EngineStats, Meter
-from hocket.engine.talker_runner import FramesInFlight
 from hocket.errors import EngineStoppedError, InvalidRequestError
 from hocket.progress import progress_bar
 
@@ -44,22 +41,18 @@ class Engine:
         self.config = parts.config
         self._parts = parts
         self._clock = clock
-        self._talker, self._codec, self._audio = parts.talker, parts.codec, parts.audio
-        self._scheduler = _scheduler(parts)
-        self._intake = Intake(parts, self._scheduler)
+        self._audio = parts.audio
         self._meter = Meter()
-        loop_frames = math.ceil(self.config.runaway.loop_seconds / self.frame_seconds)
-        self._loops = LoopDetector(self.config.rows, parts.n_vq, loop_frames)
-        #: Codes of every row's frames, as they were read back.
-        self._codes_RFN = np.empty((parts.config.rows, parts.context_rows, parts.n_vq), np.int16)
+        self._scheduler = new_scheduler(parts)
+        self._intake = Intake(parts, self._scheduler)
+        self._talker = TalkerLane(parts, self._scheduler, self._meter, clock)
+        self._codec = None
+        if parts.codec is not None:
+            self._codec = CodecLane(parts.codec, self._scheduler, self._meter, clock, lookahead=parts.lookahead)
         #: Every open request, by id.
         self._jobs: dict[str, Job] = {}
         #: Those to be cancelled by the next step.
         self._cancelling: list[Job] = []
-        #: Those whose codec row has yet to hear the recording that they continue.
-        self._priming: list[Job] = []
-        self._frames_in_flight: deque[FramesInFlight] = deque()
-        self._samples_in_flight: deque[SamplesInFlight] = deque()
         #: Chunks for whoever calls `step`.
         self._ready: list[AudioChunk] = []
         self._names = 0
@@ -142,7 +135,7 @@ class Engine:
             self._close(talking)
         return [self._speech(job) for job in jobs]
 
-    def stream(self, request: SpeechRequest) -> Iterator[AudioChunk]:
+    def stream(self, request: SpeechRequest) -> Generator[AudioChunk, None, None]:
         """Yield audio as it is made, in chunks of `config.chunks`; the last one carries how it ended, and no samples.
 
         Errors as for `generate`, and CapacityError. Closing the iterator cancels the request; other open requests go on
@@ -187,8 +180,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """No request is open, so `step` would do nothing."""
-        return not self._jobs
+        """No request is open and no chunk is left to be fetched, so `step` would do nothing."""
+        return not (self._jobs or self._ready)
 
     def step(self) -> list[AudioChunk]:
         """Do the next piece of everybody's work and return the audio that became ready, in order of each request."""
@@ -222,12 +215,11 @@ class Engine:
             self._cancel()
             self._prepare()
             self._admit()
-            self._prefill()
-            self._frames()
-            self._prime()
+            self._talker.prefill()
+            self._talker.frames()
             self._decode()
             self._finish()
-            if self.idle:
+            if not self._jobs:
                 self.check_integrity()
         except BaseException as error:  # state is undefined now, whatever it was: no request may hang on it
             self._stop(error)
@@ -264,99 +256,26 @@ class Engine:
             if job.row is not None:  # preempted before: its row kept everything but the K/V
                 continue
             job.row = scheduled.row
-            self._loops.start(scheduled.row)
-            self._talker.start(scheduled.row, job.sampling, job.seed)
+            self._talker.start(job, scheduled.row)
             if self._codec is not None:
-                self._codec.start(scheduled.row)
-                if job.needs_priming:
-                    self._priming.append(job)
-
-    def _prefill(self) -> None:
-        items = self._scheduler.next_prefill()
-        if not items:
-            return
-        self._meter.host()
-        self._talker.prefill(items, self._scheduler.page_table)
-        self._meter.prefill_seconds += self._meter.lap()
-        self._scheduler.finish_prefill(items, self._clock())
-
-    def _frames(self) -> None:
-        """Launch a frame of everybody, then read what was launched before (or just now, without lookahead)."""
-        batch = self._scheduler.next_frames()
-        meter = self._meter
-        meter.host()
-        if batch.requests:
-            self._frames_in_flight.append(self._talker.launch(batch, self._scheduler.page_table))
-            meter.frame_batches += 1
-            meter.frame_rows += len(batch.requests)
-        ahead = 1 if self._parts.lookahead and batch.requests else 0
-        while len(self._frames_in_flight) > ahead:
-            flight = self._frames_in_flight.popleft()
-            stopped, codes_BN = self._talker.collect(flight)
-            meter.frame_seconds += meter.lap()
-            self._note_frames(flight.batch, stopped, codes_BN)
-            meter.host()
-        meter.frame_seconds += meter.lap()
-
-    def _note_frames(self, batch: FrameBatch, stopped: list[bool], codes_BN: NDArray[np.int64]) -> None:
-        """Keep codes and see who is through. What was launched behind a stop, a cancel or the limit counts for nothing:
-        `collect_frames` and `finish` leave those alone that have ended.
-        """
-        now = self._clock()
-        self._codes_RFN[batch.rows, batch.frames] = codes_BN
-        self._scheduler.collect_frames(batch, stopped, now)
-        for i in self._loops.saw(batch.rows, codes_BN):
-            self._scheduler.finish(batch.requests[i], "runaway", now)
-
-    def _prime(self) -> None:
-        """Let the codec hear a chunk of the recordings that are being continued; as many streams as a batch takes."""
-        if not self._priming:
-            return
-        assert self._codec is not None
-        jobs = self._priming[: self._scheduler.max_decode_batch]
-        size = self._codec.max_chunk_frames
-        pieces = [job.prefix_codes[job.primed : job.primed + size] for job in jobs]
-        self._meter.host()
-        self._codec.prime([job.in_scheduler.row for job in jobs], pieces)
-        self._meter.decode_seconds += self._meter.lap()
-        for job, piece in zip(jobs, pieces, strict=True):
-            job.primed += len(piece)
-            if not job.needs_priming:
-                self._priming.remove(job)
-                self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
+                self._codec.start(job, scheduled.row)
 
     def _decode(self) -> None:
-        """Launch the chunks that are due, then collect those launched before (or just now, without lookahead)."""
         if self._codec is None:
             return
-        batch = self._scheduler.next_decode(self._clock())
-        meter = self._meter
-        meter.host()
-        if batch is not None:
-            self._samples_in_flight.append(self._codec.launch(batch, self._talker.codes_RFN))
-            meter.decode_batches += 1
-            meter.decode_rows += len(batch.items)
-        ahead = 1 if self._parts.lookahead and batch is not None else 0
-        while len(self._samples_in_flight) > ahead:
-            flight = self._samples_in_flight.popleft()
-            samples = self._codec.collect(flight)
-            meter.decode_seconds += meter.lap()
-            now = self._clock()
-            self._scheduler.collect_decode(flight.batch, now)
-            for item, samples_CS in zip(flight.batch.items, samples, strict=True):
-                self._deliver(item, samples_CS, now)
-            meter.host()
-        meter.decode_seconds += meter.lap()
+        self._codec.prime()
+        for item, chunk in self._codec.decode(self._parts.talker.codes_RFN):
+            self._deliver(item, chunk)
 
-    def _deliver(self, item: DecodeItem, samples_CS: NDArray[np.float32], now: float) -> None:
-        scheduled, frames = item.request, item.count
+    def _deliver(self, item: DecodeItem, chunk: DecodedChunk) -> None:
+        scheduled, frames, samples_CS = item.request, item.count, chunk.samples_CS
         if not scheduled.wants_audio or item.start >= scheduled.frames:
             return
         job = self._jobs[scheduled.id]
-        silent = None if job.silence is None else job.silence.heard(samples_CS, frames)
+        silent = None if job.silence is None else job.silence.heard(chunk.power_F)
         if silent is not None:
-            self._scheduler.cut(scheduled, item.start + silent, now)
-            samples_CS = samples_CS[:, : silent * samples_CS.shape[1] // frames]
+            self._scheduler.cut(scheduled, item.start + silent, self._clock())
+            samples_CS = samples_CS[:, : samples_CS.shape[1] // frames * silent]
             frames = silent
         self._emit(job, samples_CS, self._codes(job, item.start, frames))
 
@@ -403,8 +322,6 @@ class Engine:
     def _end(self, job: Job, reason: FinishReason) -> None:
         """The only place where requests leave the engine."""
         del self._jobs[job.id]
-        if job in self._priming:
-            self._priming.remove(job)
         end = RequestEnd(
             finish_reason=job.limit_reason if reason == "length" else reason,
             seed=job.seed,
@@ -429,8 +346,7 @@ class Engine:
 
     def _codes(self, job: Job, first: int, count: int) -> NDArray[np.int64]:
         """Frames of a request, int64 [count, N]; until its row is given to another."""
-        row = 0 if job.row is None else job.row  # one that never had a row has no frames either
-        return self._codes_RFN[row, first : first + count].astype(np.int64)
+        return self._talker.codes(0 if job.row is None else job.row, first, count)  # without a row: no frames
 
     def _stop(self, error: BaseException) -> None:
         """End everything: the engine's state is not to be trusted any more."""
@@ -465,24 +381,3 @@ class Engine:
             seed=job.end.seed,
             timings=job.end.timings,
         )
-
-
-def _scheduler(parts: EngineParts) -> Scheduler:
-    config, chunks = parts.config, parts.config.chunks
-    if config.strict:
-        most = min(chunks.max_batch, STRICT_BATCH_STREAMS)
-        chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most)})
-    return Scheduler(
-        SchedulerConfig(
-            rows=config.rows,
-            pages=parts.pages,
-            page_rows=config.page_rows,
-            max_context_rows=parts.context_rows,
-            prefill_rows_per_step=max(config.prefill_rows_per_step, config.page_rows),
-            max_waiting=config.max_waiting,
-            prefix_cache=config.prefix_cache,
-        ),
-        None if parts.codec is None else chunks,
-        frame_seconds=parts.audio.frame_seconds,
-        fixed_chunks=config.strict,
-    )

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hocket.config import EngineConfig
 from hocket.core import ResolvedSampling
-from hocket.engine.codec_runner import CodecRunner, SamplesInFlight
+from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, CodecRunner, DecodedChunk, SamplesInFlight
 from hocket.engine.references import ReferenceEncoder
 from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
+from hocket.engine.scheduler import Scheduler, SchedulerConfig
 from hocket.engine.talker_runner import FramesInFlight, PageTable, TalkerRunner
 from hocket.errors import ConfigError
 from hocket.models.checkpoint import resolve_checkpoint
@@ -44,7 +45,7 @@ class ChunkRunner(Protocol):
     def start(self, row: int) -> None: ...
     def prime(self, rows: list[int], pieces: list[NDArray[np.int64]]) -> None: ...
     def launch(self, batch: DecodeBatch, codes_RFN: Tensor) -> SamplesInFlight: ...
-    def collect(self, flight: SamplesInFlight) -> list[NDArray[np.float32]]: ...
+    def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,28 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         codec=codec_runner,
         references=references,
         lookahead=device.type == "cuda" if config.lookahead is None else config.lookahead,
+    )
+
+
+def new_scheduler(parts: EngineParts) -> Scheduler:
+    """The scheduler of these parts."""
+    config, chunks = parts.config, parts.config.chunks
+    if config.strict:
+        most = min(chunks.max_batch, STRICT_BATCH_STREAMS)
+        chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most)})
+    return Scheduler(
+        SchedulerConfig(
+            rows=config.rows,
+            pages=parts.pages,
+            page_rows=config.page_rows,
+            max_context_rows=parts.context_rows,
+            prefill_rows_per_step=max(config.prefill_rows_per_step, config.page_rows),
+            max_waiting=config.max_waiting,
+            prefix_cache=config.prefix_cache,
+        ),
+        None if parts.codec is None else chunks,
+        frame_seconds=parts.audio.frame_seconds,
+        fixed_chunks=config.strict,
     )
 
 

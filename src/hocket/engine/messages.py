@@ -1,8 +1,8 @@
 """What front ends and the worker say to each other: one version, no pickle, large arrays in frames of their own.
 
-A message is a list of frames: a MessagePack header, then float32 or int64 arrays as they lie in memory, which are
-neither copied nor inspected on the way. Samples stay float32, so that what arrives is what the engine made, bit for bit.
-Recordings travel decoded: paths and files are the front end's business.
+A message is a list of frames: a MessagePack header, then float32 or int64 arrays as they lie in memory. Samples stay
+float32, so that what arrives is what the engine made, bit for bit. Recordings travel decoded: paths and files are the
+front end's business.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ HEARTBEAT_SECONDS = 0.5
 #: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.
 QUEUE_MESSAGES = 2048
 
-#: A frame to send, and a message to send.
-OutFrame = bytes | NDArray[np.float32] | NDArray[np.int64]
-OutMessage = list[OutFrame]
+#: The frames of a message to send.
+OutMessage = list[bytes | memoryview]
 
 
 class EngineSpec(StrictModel):
@@ -118,7 +117,7 @@ class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
 # ---- from the worker to a front end
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The engine is loaded: what it is, and how much of it there is."""
 
     pid: int
@@ -144,6 +143,16 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     timings: Timings
     error: WireError | None
 
+    @classmethod
+    def of(cls, end: RequestEnd) -> End:
+        error = None if end.error is None else WireError.of(end.error)
+        return cls(end.finish_reason, end.seed, end.timings, error)
+
+    def request_end(self) -> RequestEnd:
+        """The end again."""
+        error = None if self.error is None else self.error.error()
+        return RequestEnd(self.finish_reason, self.seed, self.timings, error)
+
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     """`AudioChunk`. Its samples [C, S] follow as a frame; codes [F, N] are few (100 bytes a frame) and lie in here."""
@@ -163,7 +172,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     error: WireError
 
 
-class Stats(msgspec.Struct, frozen=True, tag="stats"):
+class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     """The engine's numbers, and the worker's own."""
 
     engine: EngineStats
@@ -222,10 +231,11 @@ def submit_message(
     sent: list[SentReference] = []
     arrays: OutMessage = []
     for reference in references:
-        is_audio = isinstance(reference, AudioArray)
-        array = np.ascontiguousarray(reference.samples if is_audio else reference)
-        sent.append(SentReference(array.shape, int(reference.sample_rate) if is_audio else None))
-        arrays.append(array)
+        rate, array = (
+            (reference.sample_rate, reference.samples) if isinstance(reference, AudioArray) else (None, reference)
+        )
+        sent.append(SentReference(array.shape, rate))
+        arrays.append(np.ascontiguousarray(array).data)
     header = Submit(
         request_id,
         priority,
@@ -262,19 +272,18 @@ def chunk_message(request_id: str, chunk: AudioChunk) -> OutMessage:
         samples.shape,
         chunk.codes.shape,
         chunk.codes.tobytes(),
-        end and End(end.finish_reason, end.seed, end.timings, end.error and WireError.of(end.error)),
+        None if end is None else End.of(end),
     )
-    return [encode(header), samples]
+    return [encode(header), samples.data]
 
 
 def read_chunk(header: Chunk, frames: Sequence[zmq.Frame]) -> AudioChunk:
     """The chunk that `chunk_message` was given. `frames` are those behind the header."""
     (frame,) = frames
-    end = header.end
     return AudioChunk(
         header.request_id,
         np.frombuffer(frame.buffer, np.float32).reshape(header.samples_shape),
         header.sample_rate,
         np.frombuffer(header.codes, np.int64).reshape(header.codes_shape),
-        end and RequestEnd(end.finish_reason, end.seed, end.timings, end.error and end.error.error()),
+        None if header.end is None else header.end.request_end(),
     )

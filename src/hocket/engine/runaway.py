@@ -93,11 +93,11 @@ class SilenceDetector:
     It goes frame by frame, so what it says does not depend on how the audio was cut into chunks.
     """
 
-    __slots__ = ("_level", "_limit_frames", "_silent_frames")
+    __slots__ = ("_limit_frames", "_power", "_silent_frames")
 
-    def __init__(self, limit_frames: int, level: float) -> None:
+    def __init__(self, limit_frames: int, rms: float) -> None:
         self._limit_frames = limit_frames
-        self._level = level
+        self._power = rms * rms
         self._silent_frames = 0
 
     @classmethod
@@ -108,11 +108,9 @@ class SilenceDetector:
         seconds = policy.silence_seconds + requested_pause_seconds(text)
         return cls(math.ceil(seconds / frame_seconds), policy.silence_rms)
 
-    def heard(self, samples_CS: NDArray[np.float32], frames: int) -> int | None:
-        """Take the next `frames` frames; how many of them it took to be sure of the silence, None while it is not."""
-        samples_CFS = samples_CS.reshape(len(samples_CS), frames, -1)
-        power_F = np.mean(np.square(samples_CFS, dtype=np.float64), axis=(0, 2))
-        for frame, is_loud in enumerate((power_F >= self._level**2).tolist()):
+    def heard(self, power_F: NDArray[np.float32]) -> int | None:
+        """Take the next frames' mean power; after how many of them the silence is too long, None while it is not."""
+        for frame, is_loud in enumerate((power_F >= self._power).tolist()):
             self._silent_frames = 0 if is_loud else self._silent_frames + 1
             if self._silent_frames >= self._limit_frames:
                 return frame + 1

@@ -8,9 +8,10 @@ started it is gone, and so is the worker. Standard output carries one line, the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -65,10 +66,12 @@ _INTERNAL_ERROR = 70
 class DrivenEngine(Protocol):
     """What the worker asks of `Engine`, which says what each call does."""
 
-    config: EngineConfig
-    context_rows: int
-    frame_seconds: float
-
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def context_rows(self) -> int: ...
+    @property
+    def frame_seconds(self) -> float: ...
     @property
     def sample_rate(self) -> int: ...
     @property
@@ -111,6 +114,8 @@ class Worker:
         #: When draining ends; None while new requests are taken.
         self._leave_at: float | None = None
         self._front_ends: dict[bytes, _FrontEnd] = {}
+        #: Those that were dropped because they did not read, and have yet to be told.
+        self._deaf: list[bytes] = []
         #: Whose a request is, and what it is called there, by the engine's id.
         self._owners: dict[str, tuple[_FrontEnd, str]] = {}
         self._names = 0
@@ -128,17 +133,26 @@ class Worker:
             while not self._done():
                 self._receive()
                 if not self._engine.idle:
-                    for chunk in self._engine.step():
-                        self._deliver(chunk)
+                    self._step()
                 self._beat()
         except Exception as error:
+            cause = error.__cause__ or error
             # Only where it happened: an exception's text may quote what the user wrote.
-            _LOG.error("event=worker_failed pid=%d error=%s at=%s", os.getpid(), type(error).__name__, _place(error))
-            reason = f"the engine failed ({type(error).__name__}) and is being restarted; send the request again"
+            _LOG.error("event=worker_failed pid=%d error=%s at=%s", os.getpid(), type(cause).__name__, _place(cause))
+            reason = f"the engine failed ({type(cause).__name__}) and is being restarted; send the request again"
             self._stop_all(EngineStoppedError(reason))
             return _INTERNAL_ERROR
         self._stop_all(EngineStoppedError("the engine has been stopped; send the request again"))
         return 0
+
+    def _step(self) -> None:
+        failure: EngineStoppedError | None = None
+        for chunk in self._engine.step():
+            self._deliver(chunk)
+            if chunk.end is not None and isinstance(chunk.end.error, EngineStoppedError):
+                failure = chunk.end.error
+        if failure is not None:
+            raise failure
 
     def _done(self) -> bool:
         if self._drain_wished and self._leave_at is None:
@@ -152,7 +166,7 @@ class Worker:
         """Handle what has arrived. Waits for it when there is nothing else to do."""
         now = self._clock()
         if self._engine.idle:
-            self._socket.poll(max(0.0, self._next_beat - now) * 1e3)
+            self._socket.poll(max(0, math.ceil((self._next_beat - now) * 1e3)))
             now = self._clock()
         while self._clock() < now + _RECEIVE_SECONDS:
             try:
@@ -210,11 +224,12 @@ class Worker:
         self._drop(front_end)
 
     def _submit(self, front_end: _FrontEnd, message: Submit, frames: Sequence[zmq.Frame]) -> None:
+        if self._leave_at is not None:
+            self._reject(front_end, message, EngineStoppedError("the engine is about to stop; try again later"))
+            return
+        # Ids of different front ends may be equal; the engine's own never are.
+        self._names += 1
         try:
-            if self._leave_at is not None:
-                raise EngineStoppedError("the engine is about to stop and takes no new requests; try again later")
-            # Ids of different front ends may be equal; the engine's own never are.
-            self._names += 1
             engine_id = self._engine.add(
                 read_request(message, frames),
                 request_id=f"{self._names}",
@@ -222,12 +237,14 @@ class Worker:
                 streaming=message.streaming,
             )
         except HocketError as error:
-            self._send(front_end, [encode(Rejected(message.request_id, WireError.of(error)))])
+            self._reject(front_end, message, error)
+            if isinstance(error, EngineStoppedError):
+                raise
         except Exception as error:
             # `Engine.add` changes nothing before it succeeds, so a request that trips over a bug harms nobody else.
-            _LOG.error("event=request_failed pid=%d error=%s at=%s", os.getpid(), type(error).__name__, _place(error))
-            refusal = HocketError(f"internal error ({type(error).__name__}) while the request was being read")
-            self._send(front_end, [encode(Rejected(message.request_id, WireError.of(refusal)))])
+            kind = type(error).__name__
+            _LOG.error("event=request_failed pid=%d error=%s at=%s", os.getpid(), kind, _place(error))
+            self._reject(front_end, message, HocketError(f"internal error ({kind}) while the request was being read"))
         else:
             front_end.open[message.request_id] = engine_id
             self._owners[engine_id] = (front_end, message.request_id)
@@ -242,6 +259,9 @@ class Worker:
         if front_end.identity in self._front_ends:
             self._send(front_end, chunk_message(request_id, chunk))
 
+    def _reject(self, front_end: _FrontEnd, message: Submit, error: HocketError) -> None:
+        self._send(front_end, [encode(Rejected(message.request_id, WireError.of(error)))])
+
     def _beat(self) -> None:
         now = self._clock()
         if now < self._next_beat:
@@ -249,15 +269,28 @@ class Worker:
         self._next_beat = now + HEARTBEAT_SECONDS
         for front_end in list(self._front_ends.values()):
             self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
+        told: OutMessage = [
+            encode(Stopped(WireError.of(EngineStoppedError("this front end did not read; its requests ended"))))
+        ]
+        self._deaf = [identity for identity in self._deaf if self._try_send(identity, told) == zmq.EAGAIN]
 
     def _send(self, front_end: _FrontEnd, message: OutMessage) -> None:
         """Never waits. A front end that has gone away or lets `QUEUE_MESSAGES` pile up loses its requests."""
+        problem = self._try_send(front_end.identity, message)
+        if problem:
+            self._drop(front_end)
+        if problem == zmq.EAGAIN:
+            self._deaf.append(front_end.identity)
+
+    def _try_send(self, identity: bytes, message: OutMessage) -> int:
+        """0, or EHOSTUNREACH: the front end has gone away, or EAGAIN: it does not read."""
         try:
-            self._socket.send_multipart([front_end.identity, *message], zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([identity, *message], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._drop(front_end)
+            return error.errno
+        return 0
 
     def _drop(self, front_end: _FrontEnd) -> None:
         self._front_ends.pop(front_end.identity, None)
@@ -265,13 +298,9 @@ class Worker:
             self._engine.cancel(engine_id)
 
     def _stop_all(self, error: HocketError) -> None:
-        for front_end in self._front_ends.values():
-            try:
-                self._socket.send_multipart(
-                    [front_end.identity, encode(Stopped(WireError.of(error)))], zmq.NOBLOCK, copy=False
-                )
-            except zmq.ZMQError:
-                continue  # it hears of it by the lost connection
+        """Last words; whoever misses them hears of it by the lost connection."""
+        for identity in self._front_ends:
+            self._try_send(identity, [encode(Stopped(WireError.of(error)))])
         self._front_ends.clear()
 
 
@@ -326,7 +355,10 @@ def _leave_with_parent(endpoint: str) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     _LOG.info("event=worker_orphaned pid=%d", os.getpid())
-    shutil.rmtree(Path(endpoint.removeprefix("ipc://")).parent, ignore_errors=True)
+    socket_file = Path(endpoint.removeprefix("ipc://"))
+    with contextlib.suppress(OSError):
+        socket_file.unlink(missing_ok=True)
+        socket_file.parent.rmdir()  # the supervisor's private folder; any other is not empty
     os._exit(1)
 
 

@@ -32,7 +32,7 @@ MOSS_LOCAL_SAMPLING = ResolvedSampling(temperature=1.7, top_p=0.8, top_k=25, rep
 
 def builtin_model() -> Path:
     """The checkpoint shipped with the package, which is used when none is named."""
-    folder = Path(__file__).parent.parent / "assets" / "babble"
+    folder = Path(__file__).parent.parent / "assets" / "mini"
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"the built-in model is missing from {folder}; reinstall hocket, or name a model")
     return folder

@@ -1,0 +1,169 @@
+"""What the process boundary costs: a fake engine in a worker process, a front end here.
+
+    python benchmarks/worker_overhead.py [--streams 256] [--seconds 2]
+
+Prints one JSON line. Latency runs from the moment that the engine hands over a chunk to the moment that the reader of
+its stream has it. Chunks are float32 stereo at 48 kHz, as the real codec makes them; the fake makes them at a fixed
+rate. A rate counts as sustained when 95 % of it arrives with no request lost. 15-frame chunks at 1,500 a second are
+1,800 seconds of audio a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+
+import numpy as np
+import zmq
+
+from hocket.client import EngineClient
+from hocket.config import EngineConfig
+from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
+from hocket.engine.messages import HEARTBEAT_SECONDS
+from hocket.engine.request import SchedulerStats
+from hocket.engine.speech_stream import SpeechStream
+from hocket.engine.statistics import EngineStats, Meter
+from hocket.errors import HocketError
+
+FRAME_SAMPLES = 3840
+
+
+class PacedEngine:
+    """Streams take turns; a chunk carries its time of birth as its only code. Texts say "frames rate"."""
+
+    config = EngineConfig()
+    context_rows = 4096
+    frame_seconds = 0.08
+    sample_rate = 48_000
+    channels = 2
+
+    def __init__(self) -> None:
+        self._open: deque[str] = deque()
+        self._cancelled: set[str] = set()
+        self._samples = np.zeros((2, 0), np.float32)
+        self._rate = 1.0
+        self._due = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return not self._open
+
+    def add(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> str:
+        assert request_id is not None
+        frames, rate = map(int, request.text.split())
+        self._samples, self._rate = np.zeros((2, frames * FRAME_SAMPLES), np.float32), rate
+        self._open.append(request_id)
+        self._due = time.perf_counter() + 0.2
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        self._cancelled.add(request_id)
+
+    def step(self) -> list[AudioChunk]:
+        time.sleep(0.002)
+        chunks = [self._end(name) for name in self._cancelled]
+        self._cancelled.clear()
+        while self._open and time.perf_counter() >= self._due:
+            self._due += 1 / self._rate
+            self._open.rotate(-1)
+            born = np.array([[time.perf_counter_ns()]])
+            chunks.append(AudioChunk(self._open[-1], self._samples.copy(), self.sample_rate, born))
+        return chunks
+
+    def _end(self, name: str) -> AudioChunk:
+        self._open.remove(name)
+        end = RequestEnd("cancelled", 0, Timings())
+        return AudioChunk(name, np.zeros((2, 0), np.float32), self.sample_rate, np.zeros((0, 1), np.int64), end)
+
+    def stats(self) -> EngineStats:
+        return EngineStats.of(Meter(), SchedulerStats(*[0] * 12), preparing=0, reference_hits=0, reference_misses=0)
+
+
+def serve(endpoint: str) -> None:
+    from hocket.engine.worker import Worker, open_socket
+
+    with zmq.Context() as context, open_socket(context, endpoint) as socket:
+        Worker(PacedEngine(), socket).run()
+
+
+async def measure(
+    client: EngineClient, streams: int, frames: int, rate: int, seconds: float
+) -> dict[str, float | bool]:
+    spans_ns: list[int] = []
+
+    async def read(stream: SpeechStream) -> None:
+        async for chunk in stream:
+            if chunk.end is None:
+                spans_ns.append(time.perf_counter_ns() - int(chunk.codes[0, 0]))
+
+    opened = [await client.submit(SpeechRequest(text=f"{frames} {rate}")) for _ in range(streams)]
+    readers = [asyncio.create_task(read(stream)) for stream in opened]
+    await asyncio.sleep(0.5)
+    spans_ns.clear()
+    started, cpu_started = time.perf_counter(), time.process_time()
+    await asyncio.sleep(seconds)
+    taken, cpu = time.perf_counter() - started, time.process_time() - cpu_started
+    spans_ms = np.array(spans_ns) / 1e6
+    for stream in opened:
+        stream.cancel()
+    results = await asyncio.gather(*readers, return_exceptions=True)
+    lost = any(isinstance(result, HocketError) for result in results)
+    await asyncio.sleep(2 * HEARTBEAT_SECONDS)
+    return {
+        "streams": streams,
+        "chunk_frames": frames,
+        "wanted_per_second": rate,
+        "got_per_second": round(len(spans_ms) / taken),
+        "sustained": not lost and len(spans_ms) / taken >= 0.95 * rate,
+        "p50_ms": round(float(np.quantile(spans_ms, 0.5)), 3),
+        "p95_ms": round(float(np.quantile(spans_ms, 0.95)), 3),
+        "front_end_cpu": round(cpu / taken, 2),
+    }
+
+
+async def run(endpoint: str, streams: int, seconds: float) -> list[dict[str, float | bool]]:
+    loads = [(1, 1, 100), (streams, 15, 1500), *((streams, 1, rate) for rate in (1500, 3000, 6000, 12000))]
+    async with await EngineClient.connect(endpoint) as client:
+        await client.wait_ready(20)
+        return [await measure(client, *load, seconds) for load in loads]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve)
+        return
+    with tempfile.TemporaryDirectory(prefix="hocket-") as folder:
+        endpoint = f"ipc://{folder}/s"
+        worker = subprocess.Popen([sys.executable, __file__, "--serve", endpoint])
+        try:
+            results = asyncio.run(run(endpoint, arguments.streams, arguments.seconds))
+        finally:
+            worker.kill()
+            worker.wait()
+    report = {
+        "benchmark": "worker_overhead",
+        "results": results,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""The asyncio front end of an engine that runs in a process of its own.
+
+    async with await EngineClient.start(EngineSpec()) as client:
+        await client.wait_ready()
+        async with await client.submit(SpeechRequest(text="Hello.")) as stream:
+            async for chunk in stream:
+                ...
+
+Several front ends may share a worker: one starts it, the others `connect` to its `endpoint`. Not thread-safe: a client
+belongs to its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from hocket.audio import MAX_SAMPLE_RATE, decode_audio
+from hocket.core import AudioArray, AudioChunk, Reference, Speech, SpeechRequest
+from hocket.engine.link import Link
+from hocket.engine.messages import (
+    HEARTBEAT_SECONDS,
+    AskStats,
+    Cancel,
+    Chunk,
+    EngineSpec,
+    FromWorker,
+    Heartbeat,
+    Ready,
+    Rejected,
+    Stats,
+    Stopped,
+    read_chunk,
+    submit_message,
+)
+from hocket.engine.speech_stream import SpeechStream
+from hocket.engine.supervisor import Supervisor
+from hocket.errors import (
+    AudioFileError,
+    CapacityError,
+    EngineStoppedError,
+    HocketError,
+    InvalidRequestError,
+    ReferenceAudioError,
+)
+from hocket.prompt.reference import load_reference_codes
+
+_LOG = logging.getLogger("hocket.worker")
+
+State = Literal["starting", "ready", "draining", "down"]
+
+#: Audio that may wait for its listener: 64 MiB are 175 s of 48 kHz stereo.
+BUFFER_BYTES = 64 * 2**20
+#: A worker that gives no sign of life for this long hangs. The longest honest silence is one step of the engine.
+HANG_SECONDS = 30.0
+#: Between the loss of a worker and the first attempt to reach the next.
+_RELINK_SECONDS = 0.1
+
+
+class EngineClient:
+    """Made by `start` or `connect`; ends with `stop`, or by leaving `async with`."""
+
+    def __init__(self, endpoint: str, supervisor: Supervisor | None, buffer_bytes: int, hang_seconds: float) -> None:
+        #: Where other front ends can `connect` to the same worker.
+        self.endpoint = endpoint
+        self._supervisor = supervisor
+        self._buffer_bytes, self._hang_seconds = buffer_bytes, hang_seconds
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        #: Requests that the worker may still send chunks for, by id.
+        self._streams: dict[str, SpeechStream] = {}
+        self._stats: list[asyncio.Future[Stats]] = []
+        self._names = 0
+        self._link: Link | None = None
+        #: What the worker said of itself; None while there is none.
+        self._facts: Ready | None = None
+        self._ever_ready = self._draining = self._worker_drains = self._stopped = False
+        self._failure: HocketError | None = None
+        #: Set while `wait_ready` has something to say.
+        self._settled = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._heard = False
+        self._open_link()
+        self._watch_task = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def start(
+        cls, spec: EngineSpec, *, buffer_bytes: int = BUFFER_BYTES, hang_seconds: float = HANG_SECONDS
+    ) -> EngineClient:
+        """Start a worker, and keep one running; `wait_ready` waits until it has loaded its engine.
+
+        `buffer_bytes` of audio may wait for the reader of a stream. A worker that is silent for `hang_seconds` is
+        killed and replaced. Raises ConfigError.
+        """
+        supervisor = Supervisor(spec)
+        client = cls(supervisor.endpoint, supervisor, buffer_bytes, hang_seconds)
+        supervisor.failure.add_done_callback(lambda failure: client._give_up(failure.result()))
+        return client
+
+    @classmethod
+    async def connect(
+        cls, endpoint: str, *, buffer_bytes: int = BUFFER_BYTES, hang_seconds: float = HANG_SECONDS
+    ) -> EngineClient:
+        """Use the worker that another front end has started and keeps running."""
+        return cls(endpoint, None, buffer_bytes, hang_seconds)
+
+    @property
+    def state(self) -> State:
+        """`down`: the worker has gone away (another one is on its way), could not be started, or was stopped."""
+        if self._failure is not None or self._stopped or (self._facts is None and self._ever_ready):
+            return "down"
+        if self._facts is None:
+            return "starting"
+        return "draining" if self._draining or self._worker_drains else "ready"
+
+    @property
+    def facts(self) -> Ready:
+        """What the engine is. Raises EngineStoppedError while there is none."""
+        if self._facts is None:
+            raise self._absence()
+        return self._facts
+
+    async def wait_ready(self, timeout_seconds: float | None = None) -> Ready:
+        """Wait for a worker that has its engine.
+
+        Raises what it could not be loaded for (ConfigError, CheckpointError), or EngineStoppedError.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._settled.wait()
+        except TimeoutError:
+            raise EngineStoppedError(f"the engine was not ready within {timeout_seconds:g} s") from None
+        return self.facts
+
+    async def submit(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> SpeechStream:
+        """Send a request to the engine; see `Engine.add`. What the engine has against it, the stream raises.
+
+        Recordings are read and decoded here, on a thread, because the worker's one loop must not wait for that, and
+        because front ends can be many. Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError.
+        """
+        if request_id is None:
+            self._names += 1
+            request_id = f"request-{self._names}"
+        facts = self._serving()
+        references = [await _read_reference(reference, facts) for reference in request.references]
+        self._serving()  # it may have changed meanwhile
+        if request_id in self._streams:
+            raise InvalidRequestError(
+                f"a request {request_id!r} is open already; choose another id", param="request_id"
+            )
+        assert self._link is not None
+        self._link.send(submit_message(request_id, request, references, priority=priority, streaming=streaming))
+        stream = SpeechStream(request_id, self._buffer_bytes, self._cancel)
+        self._streams[request_id] = stream
+        self._quiet.clear()
+        return stream
+
+    async def generate(self, request: SpeechRequest, *, priority: int = 0) -> Speech:
+        """Speak `request` and return everything, as `Engine.generate` does. Raises what a stream raises."""
+        async with await self.submit(request, priority=priority, streaming=False) as stream:
+            chunks = [chunk async for chunk in stream]
+        end = chunks[-1].end
+        assert end is not None
+        return Speech(
+            samples=np.concatenate([chunk.samples for chunk in chunks], axis=1),
+            sample_rate=chunks[-1].sample_rate,
+            codes=np.concatenate([chunk.codes for chunk in chunks]),
+            finish_reason=end.finish_reason,
+            seed=end.seed,
+            timings=end.timings,
+        )
+
+    async def stats(self) -> Stats:
+        """The engine's numbers, as they are now. Raises EngineStoppedError."""
+        _ = self.facts
+        assert self._link is not None
+        answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._stats.append(answer)
+        self._link.send(AskStats())
+        return await answer
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Take no new requests and wait for the open ones. Those that take longer are cancelled: then False."""
+        self._draining = True
+        if not self._streams:
+            return True
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._quiet.wait()
+        except TimeoutError:
+            for stream in list(self._streams.values()):
+                stream.cancel()
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End what is open, and the worker if this client has started it. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._watch_task.cancel()
+        self._lose(EngineStoppedError("the engine has been stopped"))
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        await asyncio.gather(self._watch_task, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ---- the worker comes and goes
+
+    def _open_link(self) -> None:
+        if not self._stopped and self._failure is None:
+            self._link = Link(self._context, self.endpoint, self._on_message, self._on_lost)
+
+    def _on_message(self, message: FromWorker, frames: Sequence[zmq.Frame]) -> None:
+        self._heard = True
+        if isinstance(message, Chunk):
+            self._on_chunk(read_chunk(message, frames))
+        elif isinstance(message, Rejected):
+            self._forget(message.request_id).fail(message.error.error())
+        elif isinstance(message, Heartbeat):
+            self._worker_drains = message.draining
+        elif isinstance(message, Stats):
+            answer = self._stats.pop(0)
+            if not answer.done():  # who asked may have left
+                answer.set_result(message)
+        elif isinstance(message, Ready):
+            self._facts, self._ever_ready = message, True
+            self._settled.set()
+            if self._supervisor is not None:
+                self._supervisor.note_ready()
+        else:
+            assert isinstance(message, Stopped)
+            self._on_lost(message.error.error())
+
+    def _on_chunk(self, chunk: AudioChunk) -> None:
+        stream = self._streams[chunk.request_id] if chunk.end is None else self._forget(chunk.request_id)
+        stream.put(chunk)
+
+    def _on_lost(self, error: HocketError) -> None:
+        self._lose(error)
+        asyncio.get_running_loop().call_later(_RELINK_SECONDS, self._open_link)
+
+    def _lose(self, error: HocketError) -> None:
+        """End everything that hangs on the present worker."""
+        if self._link is not None:
+            self._link.close()
+        self._link = self._facts = None
+        self._worker_drains = False
+        if self._failure is None:
+            self._settled.clear()
+        streams, self._streams = self._streams, {}
+        answers, self._stats = self._stats, []
+        for stream in streams.values():
+            stream.fail(type(error)(str(error), param=error.param))  # one each: raising marks an exception
+        for answer in answers:
+            if not answer.done():
+                answer.set_exception(type(error)(str(error)))
+        self._quiet.set()
+
+    def _give_up(self, error: HocketError) -> None:
+        self._failure = error
+        self._lose(error)
+        self._settled.set()
+
+    async def _watch(self) -> None:
+        """Notice a worker that is there and does nothing."""
+        silent = 0
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            # Turns are counted, not time: after a pause of this process, what it has missed is still to be read.
+            silent = 0 if self._heard or self._facts is None else silent + 1
+            self._heard = False
+            if silent * HEARTBEAT_SECONDS >= self._hang_seconds:
+                if self._supervisor is not None:
+                    self._supervisor.kill("no_heartbeat")
+                self._on_lost(EngineStoppedError("the engine did not answer any more; send the request again"))
+
+    # ---- requests
+
+    def _absence(self) -> HocketError:
+        if self._failure is not None:
+            return type(self._failure)(str(self._failure), param=self._failure.param)
+        return EngineStoppedError(f"the engine is {self.state}; try again later")
+
+    def _serving(self) -> Ready:
+        if self.state != "ready" or self._facts is None:
+            raise self._absence()
+        return self._facts
+
+    def _forget(self, request_id: str) -> SpeechStream:
+        stream = self._streams.pop(request_id)
+        if not self._streams:
+            self._quiet.set()
+        return stream
+
+    def _cancel(self, stream: SpeechStream) -> None:
+        if self._link is None or self._streams.get(stream.request_id) is not stream:
+            return
+        with suppress(CapacityError):  # a worker that reads nothing is about to be replaced
+            self._link.send(Cancel(stream.request_id))
+
+
+async def _read_reference(reference: Reference, facts: Ready) -> AudioArray | NDArray[np.int64]:
+    """A reference as it travels: codes, or float32 samples at the recording's own rate. Raises ReferenceAudioError."""
+    codes = load_reference_codes(reference)
+    if codes is not None:
+        return codes
+    if isinstance(reference, AudioArray):
+        samples, rate = reference.samples, reference.sample_rate
+        if not (isinstance(samples, np.ndarray) and np.issubdtype(samples.dtype, np.floating)):
+            raise ReferenceAudioError(
+                "the reference's samples are not a numpy array of floats in [-1, 1]; convert them", param="reference"
+            )
+        if not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_SAMPLE_RATE:
+            raise ReferenceAudioError(
+                f"the reference's sample rate is {rate} Hz; give a whole number from 1 to {MAX_SAMPLE_RATE}",
+                param="reference",
+            )
+        return AudioArray(samples.astype(np.float32, copy=False), int(rate))
+    assert isinstance(reference, bytes | str | Path)
+    source = Path(reference) if isinstance(reference, str) else reference
+    try:
+        return await asyncio.to_thread(
+            decode_audio, source, max_bytes=facts.reference_max_file_bytes, max_seconds=facts.reference_max_seconds
+        )
+    except AudioFileError as error:
+        raise ReferenceAudioError(str(error), param="reference") from error

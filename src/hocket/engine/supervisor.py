@@ -1,0 +1,112 @@
+"""Keeps one worker process running."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from hocket.engine.messages import EngineSpec, WireError
+from hocket.errors import ConfigError, EngineStoppedError, HocketError
+
+_LOG = logging.getLogger("hocket.worker")
+
+#: Seconds before a worker that died is started again; doubled up to the last one each time ...
+FIRST_DELAY_SECONDS = 0.5
+LAST_DELAY_SECONDS = 30.0
+#: ... and back to the first once a worker has been well for this long.
+HEALTHY_SECONDS = 60.0
+#: A worker that was told to leave gets this long beyond its `drain_seconds`.
+_EXIT_SECONDS = 5.0
+
+
+class Supervisor:
+    """Starts a worker for `spec`, and another whenever it dies, until `stop`.
+
+    When the first worker ends before it was ready, nothing is started again, and `failure` says why: what is wrong then
+    is wrong with the settings or the machine. The socket lies in a folder that only this user may enter.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self.failure: asyncio.Future[HocketError] = asyncio.get_running_loop().create_future()
+        self._folder = Path(tempfile.mkdtemp(prefix="hocket-"))
+        self.endpoint = f"ipc://{self._folder / 'engine'}"
+        if len(self.endpoint) - len("ipc://") > zmq.IPC_PATH_MAX_LEN:
+            self._folder.rmdir()
+            raise ConfigError(f"the path {self.endpoint!r} is too long for a socket; set TMPDIR to a shorter one")
+        self._process: Process | None = None
+        self._ever_ready = False
+        self._ready_at: float | None = None
+        self._stopping = False
+        self._task = asyncio.create_task(self._supervise())
+
+    def note_ready(self) -> None:
+        """The worker has loaded its engine."""
+        self._ever_ready = True
+        self._ready_at = asyncio.get_running_loop().time()
+
+    def kill(self, reason: str) -> None:
+        """End a worker that is beyond asking; another one follows."""
+        if self._process is not None and self._process.returncode is None:
+            _LOG.error("event=worker_kill pid=%d reason=%s", self._process.pid, reason)
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Let the worker finish what is open, for `drain_seconds`, and wait until it is gone. Removes the socket."""
+        self._stopping = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), self._spec.drain_seconds + _EXIT_SECONDS)
+            except TimeoutError:
+                self.kill("did_not_leave")
+                await process.wait()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _supervise(self) -> None:
+        delay = FIRST_DELAY_SECONDS
+        while not self._stopping:
+            self._ready_at = None
+            code, report = await self._run_worker()
+            if self._stopping:
+                return
+            if not self._ever_ready:
+                self.failure.set_result(_error_of(code, report))
+                return
+            now = asyncio.get_running_loop().time()
+            if self._ready_at is not None and now - self._ready_at >= HEALTHY_SECONDS:
+                delay = FIRST_DELAY_SECONDS
+            _LOG.error("event=worker_died code=%d restart_seconds=%.1f", code, delay)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LAST_DELAY_SECONDS)
+
+    async def _run_worker(self) -> tuple[int, bytes]:
+        """Exit code of a worker (negative: the signal that ended it) and what it reported."""
+        # In a session of its own, so that Ctrl-C on a terminal reaches the front end alone.
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "hocket.engine.worker", self.endpoint, self._spec.model_dump_json()),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+        )
+        _LOG.info("event=worker_start pid=%d", process.pid)
+        assert process.stdout is not None
+        report = await process.stdout.read()
+        return await process.wait(), report
+
+
+def _error_of(code: int, report: bytes) -> HocketError:
+    if report:
+        return msgspec.json.decode(report, type=WireError).error()
+    return EngineStoppedError(f"the worker ended with code {code} before it was ready; its log says why")

@@ -1,0 +1,361 @@
+"""How requests end: by the talker, the cap, the runaway guard, the caller, an error, and the engine's own failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tiny_engine import (
+    EAGER,
+    STRICT,
+    Listener,
+    TickingClock,
+    codes,
+    endless_talker,
+    engine,
+    hear,
+    mute_talker,
+    noise,
+    patient_talker,
+    stop_head_weight,
+    talker,
+    with_stop_head,
+)
+
+from hocket.config import EngineConfig, RunawayPolicy
+from hocket.core import Sampling, SpeechRequest
+from hocket.engine.engine import Engine
+from hocket.errors import EngineStoppedError, InvalidRequestError
+from hocket.models.family import LoadedTalker
+from hocket.models.moss_local.talker import STOP, MossLocalTalker
+
+GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
+BOTH = pytest.mark.parametrize("lookahead", [False, True])
+NO_GUARD = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.0)
+
+
+def guarded(policy: RunawayPolicy, *, lookahead: bool = False, strict: bool = False) -> EngineConfig:
+    base = STRICT if strict else EAGER
+    return base.model_copy(update={"runaway": policy, "lookahead": lookahead, "rows": 4})
+
+
+def looping_talker() -> LoadedTalker:
+    """Draws code 7 of every codebook, always."""
+    weight_2D = stop_head_weight()
+    weight_2D[STOP] = torch.nan
+    model = with_stop_head(weight_2D)
+    assert isinstance(model.talker, MossLocalTalker)
+    with torch.no_grad():
+        for k in range(12):
+            others = torch.arange(model.talker.codebook(k).shape[0]) != 7
+            model.talker.codebook(k)[others] = torch.nan
+    return model
+
+
+@BOTH
+def test_stop_and_length(lookahead: bool) -> None:
+    requests = [SpeechRequest(text="One.", seed=seed, max_frames=20) for seed in range(8)]
+    heard = hear(engine(guarded(NO_GUARD, lookahead=lookahead), patient_talker()), requests)
+    for one in heard:
+        assert one.reason == ("length" if len(one.all_codes) == 20 else "stop")
+    assert {one.reason for one in heard} == {"stop", "length"}
+    one_frame = hear(
+        engine(guarded(NO_GUARD, lookahead=lookahead), endless_talker()), [SpeechRequest(text="One.", max_frames=1)]
+    )
+    assert [one_frame[0].reason, len(one_frame[0].all_codes)] == ["length", 1]
+
+
+@BOTH
+@pytest.mark.parametrize("reference", [None, codes(1, 40)])
+def test_stop_at_the_first_frame_is_an_empty_result(lookahead: bool, reference: object) -> None:
+    """Also while the codec has yet to hear the 40 frames that the speech continues."""
+    request = SpeechRequest(text="One.", reference=reference, reference_text=None if reference is None else "Before.")
+    speaking = engine(guarded(NO_GUARD, lookahead=lookahead), mute_talker())
+    speech = speaking.generate(request)
+    assert speech.finish_reason == "stop"
+    assert speech.samples.shape == (2, 0)
+    assert speech.codes.shape == (0, 12)
+    chunks = list(speaking.stream(request))
+    assert len(chunks) == 1
+    assert chunks[0].end is not None
+    assert chunks[0].end.finish_reason == "stop"
+
+
+@BOTH
+def test_budget(lookahead: bool) -> None:
+    """Ten letters at 12 a second, times 3, are 2.5 s: 32 frames. A cap of the caller's below it is a length."""
+    policy = RunawayPolicy(multiple=3.0, min_seconds=0.1, loop_seconds=0.0, silence_seconds=0.0)
+    requests = [
+        SpeechRequest(text="aaaaaaaaaa"),
+        SpeechRequest(text="aaaaaaaaaa", max_frames=32),
+        SpeechRequest(text="aaaaaaaaaa", max_frames=40),
+        SpeechRequest(text="aaaaaaaaaa", tokens=20),
+    ]
+    heard = hear(engine(guarded(policy, lookahead=lookahead), endless_talker()), requests)
+    assert [(one.reason, len(one.all_codes)) for one in heard] == [
+        ("runaway", 32),
+        ("length", 32),
+        ("runaway", 32),
+        ("runaway", 60),
+    ]
+
+
+@BOTH
+def test_loop(lookahead: bool) -> None:
+    """1.2 s are 15 frames that equal the one before: 16 in all."""
+    policy = RunawayPolicy(multiple=0.0, loop_seconds=1.2, silence_seconds=0.0)
+    requests = [SpeechRequest(text="One.", max_frames=frames) for frames in (60, 16, 15)]
+    heard = hear(engine(guarded(policy, lookahead=lookahead), looping_talker()), requests)
+    assert [(one.reason, len(one.all_codes)) for one in heard] == [("runaway", 16), ("length", 16), ("length", 15)]
+    assert (heard[0].all_codes == 7).all()
+    unguarded = hear(engine(guarded(NO_GUARD), looping_talker()), requests[:1])
+    assert unguarded[0].reason == "length"
+    speaking = hear(engine(guarded(policy, lookahead=lookahead), endless_talker()), [requests[0]] * 5)
+    assert {one.reason for one in speaking} == {"length"}, "speech is no loop"
+
+
+@BOTH
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("frames", [60, 13])
+def test_silence(lookahead: bool, streaming: bool, frames: int) -> None:
+    """1 s is 13 frames, wherever the chunks are cut and however far the talker is ahead; a pause asked for is added.
+
+    At 13 frames the cap has been reached before the silence is heard.
+    """
+    policy = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=1.0, silence_rms=1e3)
+    requests = [
+        SpeechRequest(text="One.", max_frames=frames),
+        SpeechRequest(text="One. [pause 0.8s]", max_frames=60),
+        SpeechRequest(text="One.", max_frames=12),
+    ]
+    config = guarded(policy, lookahead=lookahead)
+    heard = hear(engine(config, endless_talker()), requests, streaming=streaming)
+    assert [(one.reason, len(one.all_codes)) for one in heard] == [("runaway", 13), ("runaway", 23), ("length", 12)]
+    loud = policy.model_copy(update={"silence_rms": 1e-9})
+    heard = hear(engine(guarded(loud, lookahead=lookahead), endless_talker()), requests, streaming=streaming)
+    assert {one.reason for one in heard} == {"length"}
+
+
+@BOTH
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 9])
+@pytest.mark.parametrize("reference", [None, codes(1, 40), noise(1, 4.0)])
+def test_cancel_anywhere(lookahead: bool, steps: int, reference: object) -> None:
+    """Before its first step, in prefill, while priming, while encoding, between chunks, with work in flight."""
+    config = guarded(NO_GUARD, lookahead=lookahead).model_copy(update={"prefill_rows_per_step": 64, "rows": 1})
+    listener = Listener(engine(config, endless_talker()))
+    before = "Before." if steps % 2 and reference is not None else None
+    request = SpeechRequest(text="One.", reference=reference, reference_text=before)
+    name = listener.add(request)
+    for _ in range(steps):
+        listener.step()
+    chunks = len(listener.heard[name].codes)
+    listener.engine.cancel(name)
+    listener.engine.cancel(name)
+    for _ in range(2):
+        listener.step()
+    listener.assert_all_is_back()
+    assert listener.heard[name].reason == "cancelled"
+    assert len(listener.heard[name].codes) == chunks + 1
+    listener.engine.cancel(name)
+    listener.engine.cancel("nobody")
+    assert listener.step() == []
+
+
+def test_nothing_comes_after_a_cancel() -> None:
+    """Not even chunks that were made for it while `generate` drove the engine."""
+    listener = Listener(engine(guarded(NO_GUARD), endless_talker()))
+    name = listener.add(SpeechRequest(text="One."))
+    listener.engine.generate(SpeechRequest(text="Two.", max_frames=12))
+    listener.engine.cancel(name)
+    assert [chunk.end is not None for chunk in listener.step()] == [True]
+
+
+def test_errors_found_after_encoding() -> None:
+    """A recording of 40 s does not fit a context of 512 rows; that is known when its codes are."""
+    request = SpeechRequest(text="One.", reference=noise(1, 40.0))
+    listener = Listener(engine(guarded(NO_GUARD), patient_talker()))
+    name = listener.add(request)
+    other = listener.add(SpeechRequest(text="Two.", max_frames=3))
+    listener.run()
+    end = listener.heard[name].end
+    assert end is not None
+    assert end.finish_reason == "error"
+    assert isinstance(end.error, InvalidRequestError)
+    assert listener.heard[other].reason in ("stop", "length")
+    with pytest.raises(InvalidRequestError, match="rows of a context of 512"):
+        listener.engine.generate(request)
+    with pytest.raises(InvalidRequestError, match="rows of a context of 512"):
+        list(listener.engine.stream(request))
+    listener.assert_all_is_back()
+
+
+def test_small_memory_is_the_context() -> None:
+    """A request without a cap of its own takes what fits into all of the K/V rows."""
+    config = guarded(NO_GUARD).model_copy(update={"kv_rows": 200})
+    (one,) = hear(engine(config, endless_talker()), [SpeechRequest(text="One.")])
+    assert one.reason == "length"
+    assert 50 < len(one.all_codes) < 100
+
+
+@pytest.mark.parametrize("part", ["prefill", "launch", "collect", "decode", "encode"])
+def test_failure_ends_everything(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a runner raises reaches every open request at once, and the engine takes no more."""
+    speaking = engine(guarded(NO_GUARD, lookahead=True), endless_talker())
+    listener = Listener(speaking)
+    names = [listener.add(SpeechRequest(text=f"Text {i}.")) for i in range(7)]  # 4 rows: some wait
+    for _ in range(8):
+        listener.step()
+    names.append(listener.add(SpeechRequest(text="New.", reference=noise(1, 3.0), max_frames=3)))
+    break_part(monkeypatch, speaking, part)
+    if part == "prefill":
+        speaking.cancel(names[0])
+    for _ in range(20):
+        if speaking.idle:
+            break
+        for chunk in speaking.step():
+            listener.heard[chunk.request_id].take(chunk)
+    assert speaking.idle
+    for name in names[1:]:
+        end = listener.heard[name].end
+        assert end is not None
+        assert end.finish_reason == "error"
+        assert isinstance(end.error, EngineStoppedError)
+        assert "RuntimeError: CUDA error: an illegal memory access" in str(end.error)
+        assert "\n" not in str(end.error)
+        assert isinstance(end.error.__cause__, RuntimeError)
+    assert speaking.step() == []
+    speaking.cancel(names[0])
+    request = SpeechRequest(text="Late.")
+    calls: list[Callable[[], object]] = [
+        lambda: speaking.add(request),
+        lambda: speaking.generate(request),
+        lambda: list(speaking.stream(request)),
+    ]
+    for call in calls:
+        with pytest.raises(EngineStoppedError, match="CUDA error"):
+            call()
+    assert speaking.stats().steps > 0
+
+
+def break_part(monkeypatch: pytest.MonkeyPatch, speaking: Engine, part: str) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with DEBUG")
+
+    parts = speaking._parts
+    owner, name = {
+        "prefill": (parts.talker, "prefill"),
+        "launch": (parts.talker, "launch"),
+        "collect": (parts.talker, "collect"),
+        "decode": (parts.codec, "launch"),
+        "encode": (parts.references, "step"),
+    }[part]
+    monkeypatch.setattr(owner, name, fail)
+
+
+def test_failure_reaches_callers_inside() -> None:
+    speaking = engine(guarded(NO_GUARD), endless_talker())
+    stream = speaking.stream(SpeechRequest(text="One."))
+    next(stream)
+    with pytest.MonkeyPatch.context() as patch:
+        break_part(patch, speaking, "launch")
+        with pytest.raises(EngineStoppedError, match="CUDA error"):
+            speaking.generate(SpeechRequest(text="Two."))
+    with pytest.raises(EngineStoppedError, match="CUDA error"):
+        list(stream)
+
+
+def test_an_interrupt_is_raised_and_stops_the_engine() -> None:
+    speaking = engine(guarded(NO_GUARD), endless_talker())
+    with pytest.MonkeyPatch.context() as patch:
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(speaking._parts.talker, "launch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            speaking.generate(SpeechRequest(text="One."))
+    with pytest.raises(EngineStoppedError, match="KeyboardInterrupt"):
+        speaking.generate(SpeechRequest(text="One."))
+
+
+def test_timings() -> None:
+    clock = TickingClock(3)
+    listener = Listener(engine(guarded(NO_GUARD).model_copy(update={"rows": 2}), patient_talker(), clock=clock))
+    references = [None, codes(1, 20), noise(2, 2.0)]
+    names = [
+        listener.add(SpeechRequest(text=f"Text {i}.", seed=i, reference=references[i % 3], max_frames=30))
+        for i in range(9)
+    ]
+    listener.run()
+    for name in names:
+        end = listener.heard[name].end
+        assert end is not None
+        times = end.timings
+        assert 0 < times.admitted_seconds <= times.prefilled_seconds < times.total_seconds
+        if listener.heard[name].codes[:-1]:
+            assert times.prefilled_seconds < times.first_audio_seconds < times.total_seconds
+        else:
+            assert math.isnan(times.first_audio_seconds)
+        assert times.late_seconds >= 0
+    # The simulated clock is slower than real time, so players do run dry, and nobody waits for what comes whole.
+    late = [listener.heard[name].end.timings.late_seconds for name in names]  # type: ignore[union-attr]
+    assert max(late) > 0
+    assert listener.engine.stats().scheduler.underruns > 0
+    whole = hear(listener.engine, [SpeechRequest(text="Long.", seed=1, max_frames=30)], streaming=False)
+    assert whole[0].end is not None
+    assert whole[0].end.timings.late_seconds == 0
+
+
+def test_statistics() -> None:
+    speaking = engine(guarded(NO_GUARD), talker())
+    requests = [SpeechRequest(text=f"Text {i}.", reference=noise(i % 2, 1.0), max_frames=4) for i in range(6)]
+    speaking.generate_many(requests)
+    stats = speaking.stats()
+    assert (stats.reference_misses, stats.reference_hits) == (2, 4)
+    assert stats.steps >= stats.frame_batches > 0
+    assert 1 <= stats.mean_frame_rows <= 4
+    assert 1 <= stats.mean_decode_rows <= 4
+    parts = (stats.reference_seconds, stats.prefill_seconds, stats.frame_seconds, stats.decode_seconds)
+    assert all(seconds > 0 for seconds in (*parts, stats.host_seconds))
+    assert stats.host_seconds < sum(parts)
+    assert stats.scheduler.rows_free == 4
+    codes_only = engine(guarded(NO_GUARD), talker(), with_codec=False)
+    assert len(codes_only.generate(SpeechRequest(text="One.", seed=0, max_frames=2)).codes) == 2
+    assert codes_only.stats().decode_batches == 0
+
+
+@BOTH
+def test_codes_only(lookahead: bool) -> None:
+    """Without a codec the last chunk has all the codes, the same as with one; of a cancelled request it has none."""
+    config = guarded(NO_GUARD, lookahead=lookahead)
+    requests = [SpeechRequest(text=f"Text {i}.", seed=i, reference=codes(1, 9), max_frames=9) for i in range(6)]
+    wanted = hear(engine(config, patient_talker()), requests)
+    bare = engine(config, patient_talker(), with_codec=False)
+    for speech, one in zip(bare.generate_many(requests), wanted, strict=True):
+        assert np.array_equal(speech.codes, one.all_codes)
+        assert speech.finish_reason == one.reason
+        assert speech.samples.shape == (1, 0)
+    name = bare.add(requests[0])
+    for _ in range(3):
+        assert bare.step() == []
+    bare.cancel(name)
+    (chunk,) = bare.step()
+    assert len(chunk.codes) == 0
+    with pytest.raises(InvalidRequestError, match="needs a codec"):
+        bare.add(SpeechRequest(text="One.", reference=noise(1, 1.0)))
+
+
+@BOTH
+def test_greedy_loop_in_strict_mode_is_cut_alike(lookahead: bool) -> None:
+    """Alone or beside others, whatever the codec lags behind: silence is cut at the same frame, over a stop as well."""
+    policy = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.8, silence_rms=1e3)
+    config = guarded(policy, lookahead=lookahead, strict=True)
+    requests = [SpeechRequest(text=f"Text {i}.", seed=i, sampling=GREEDY, max_frames=9 + i % 4) for i in range(8)]
+    together = hear(engine(config, endless_talker(), clock=TickingClock(5)), requests)
+    for request, one in zip(requests, together, strict=True):
+        hear(engine(config, endless_talker()), [request])[0].assert_same(one)
+        assert one.reason == ("length" if request.max_frames == 9 else "runaway")
+        assert len(one.all_codes) == min(10, request.max_frames or 0)

@@ -1,0 +1,127 @@
+"""Strict mode: what a request gets does not depend on anything around it, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_engine import (
+    EAGER,
+    STRICT,
+    TALKERS,
+    Call,
+    Heard,
+    Listener,
+    TickingClock,
+    alone,
+    calls,
+    engine,
+    hidden_alone,
+    patient_talker,
+    traffic,
+)
+
+from hocket.config import EngineConfig
+
+#: K/V rows of an engine of so many rows, without and with a prefix cache: less than its requests come to want.
+KV_ROWS = {1: (320, 320), 2: (400, 260), 7: (1000, 500), 16: (2000, 700)}
+
+
+def check(config: EngineConfig, talker: str, numbers: list[int], schedule: int) -> int:
+    """Requests arrive in random order at random steps and some are cancelled; returns how often any was preempted.
+
+    What everybody got is what it gets alone, and of a cancelled one the beginning of that.
+    """
+    random = np.random.default_rng(schedule)
+    model, made = traffic(talker)
+    listener = Listener(engine(config, model, clock=TickingClock(schedule)))
+    waiting = [int(number) for number in random.permutation(numbers)]
+    names: dict[int, str] = {}
+    cancelled: set[int] = set()
+    while waiting or not listener.engine.idle:
+        while waiting and random.random() < 0.7:
+            number = waiting.pop()
+            call = made[number]
+            names[number] = listener.add(call.request, priority=call.priority, streaming=call.streaming)
+        for number in names.keys() - cancelled:
+            if number % 5 == 0 and listener.heard[names[number]].end is None and random.random() < 0.05:
+                listener.engine.cancel(names[number])
+                cancelled.add(number)
+        listener.step()
+        assert listener.engine.stats().steps < 20_000
+    listener.assert_all_is_back()
+    for number in numbers:
+        heard = listener.heard[names[number]]
+        assert (heard.reason == "cancelled") == (number in cancelled)
+        if number in cancelled:
+            heard.assert_begins(alone(number, talker))
+        else:
+            heard.assert_same(alone(number, talker))
+        hidden = listener.hidden_of(names[number])
+        assert hidden == hidden_alone(number, talker)[: len(hidden)]
+    stats = listener.engine.stats().scheduler
+    assert (stats.prefix_hit_rows > 0) == config.prefix_cache
+    return stats.preemptions
+
+
+def tight(rows: int, *, prefix_cache: bool, lookahead: bool) -> EngineConfig:
+    update = {"kv_rows": KV_ROWS[rows][prefix_cache], "prefix_cache": prefix_cache, "lookahead": lookahead}
+    return STRICT.model_copy(update={"rows": rows} | update)
+
+
+def test_traffic_is_worth_playing() -> None:
+    """Speech of many lengths, ended by the talker and by the cap."""
+    heard = [alone(number, "patient") for number in range(0, 64, 2)]
+    assert len({len(one.all_codes) for one in heard}) >= 12
+    reasons = [one.reason for one in heard]
+    assert reasons.count("stop") >= 5
+    assert reasons.count("length") >= 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "talker", "prefix_cache", "lookahead", "share"),
+    [
+        (1, "patient", True, True, 4),
+        (2, "endless", True, False, 12),
+        (7, "patient", True, True, 2),
+        (7, "endless", False, True, 4),
+        (16, "patient", False, False, 2),
+        (16, "endless", True, True, 3),
+    ],
+)
+def test_alone_or_in_company(rows: int, talker: str, prefix_cache: bool, lookahead: bool, share: int) -> None:
+    config = tight(rows, prefix_cache=prefix_cache, lookahead=lookahead)
+    preemptions = check(config, talker, list(range(0, 64, share)), schedule=rows)
+    if talker == "endless":
+        assert preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [101, 102, 103])
+@pytest.mark.parametrize("talker", TALKERS)
+@pytest.mark.parametrize("rows", [1, 2, 7, 16])
+def test_alone_or_in_company_full(rows: int, talker: str, schedule: int) -> None:
+    config = tight(rows, prefix_cache=schedule != 102, lookahead=schedule != 103)
+    preemptions = check(config, talker, list(range(64)), schedule)
+    if talker == "endless" and rows > 1:
+        assert preemptions > 0
+
+
+def at_once(config: EngineConfig, load: list[Call], seed: int = 0) -> list[Heard]:
+    listener = Listener(engine(config, patient_talker(), clock=TickingClock(seed)))
+    names = [listener.add(call.request, priority=call.priority, streaming=call.streaming) for call in load]
+    listener.run()
+    return [listener.heard[name] for name in names]
+
+
+def test_same_load_gives_the_same_codes_without_strict() -> None:
+    """Even where the clock runs differently, so that the codec's batches differ."""
+    config = EAGER.model_copy(update={"rows": 7, "kv_rows": 700})
+    first, again, lookahead = (
+        at_once(config.model_copy(update={"lookahead": ahead}), calls()[:24], seed)
+        for seed, ahead in ((1, False), (2, False), (2, True))
+    )
+    for one, other in zip(first, again, strict=True):
+        assert one.reason == other.reason
+        assert np.array_equal(one.all_codes, other.all_codes)
+        assert np.allclose(one.all_samples, other.all_samples, atol=1e-5)
+    assert sum(np.array_equal(a.all_codes, b.all_codes) for a, b in zip(first, lookahead, strict=True)) >= 12

@@ -1,0 +1,361 @@
+"""The worker's loop over an engine that does as it is told, on a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from hocket.client import EngineClient
+from hocket.config import EngineConfig
+from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
+from hocket.engine.messages import (
+    Heartbeat,
+    Hello,
+    Ready,
+    Stopped,
+    decode_from_worker,
+    encode,
+    submit_message,
+)
+from hocket.engine.request import SchedulerStats
+from hocket.engine.statistics import EngineStats, Meter
+from hocket.engine.worker import Worker, open_socket
+from hocket.errors import CapacityError, EngineStoppedError, HocketError
+
+SECRET = "what the user wrote"
+
+
+@dataclass
+class FakeEngine:
+    """Each step gives every request a chunk of `samples` samples; a text of digits is the number of chunks."""
+
+    samples: int = 24
+    #: Called before every step.
+    before_step: Callable[[], None] = lambda: None
+    config: EngineConfig = field(default_factory=EngineConfig)
+    context_rows: int = 4096
+    frame_seconds: float = 0.08
+    sample_rate: int = 300
+    channels: int = 2
+    open: dict[str, int] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+    steps: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.open
+
+    def add(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> str:
+        assert request_id is not None
+        if request.text == "full":
+            raise CapacityError("no room")
+        self.open[request_id] = int(request.text)
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self.open:
+            self.cancelled.add(request_id)
+
+    def step(self) -> list[AudioChunk]:
+        self.before_step()
+        self.steps += 1
+        chunks = [self._next(request_id) for request_id in self.open]
+        for chunk in chunks:
+            if chunk.end is not None:
+                del self.open[chunk.request_id]
+        return chunks
+
+    def _next(self, request_id: str) -> AudioChunk:
+        self.open[request_id] -= 1
+        end = None
+        if request_id in self.cancelled or self.open[request_id] < 0:
+            end = RequestEnd("cancelled" if request_id in self.cancelled else "stop", 1, Timings())
+        samples = np.full((2, 0 if end else self.samples), self.open[request_id], np.float32)
+        return AudioChunk(request_id, samples, self.sample_rate, np.zeros((0, 12), np.int64), end)
+
+    def stats(self) -> EngineStats:
+        scheduler = SchedulerStats(0, 0, len(self.open), 0, *[0] * 8)
+        return EngineStats.of(Meter(steps=self.steps), scheduler, preparing=0, reference_hits=0, reference_misses=0)
+
+
+class Served:
+    """A worker on a thread."""
+
+    def __init__(self, engine: FakeEngine, drain_seconds: float) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="hocket-test-")
+        self.endpoint = f"ipc://{Path(self.folder.name) / 's'}"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = open_socket(self.context, self.endpoint)
+        self.worker = Worker(engine, self._socket, drain_seconds=drain_seconds)
+        self.code: int | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self.code = self.worker.run()
+        self._socket.close(linger=100)
+
+    def cpu_seconds(self) -> float:
+        assert self.thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident))
+
+
+@contextmanager
+def serving(engine: FakeEngine, drain_seconds: float = 0.0) -> Iterator[Served]:
+    served = Served(engine, drain_seconds)
+    try:
+        yield served
+    finally:
+        served.worker.drain()
+        served.thread.join(10)
+        assert not served.thread.is_alive()
+        served.context.destroy(linger=0)
+        served.folder.cleanup()
+
+
+def with_client(served: Served, body: Callable[[EngineClient], Awaitable[None]], hang_seconds: float = 30.0) -> None:
+    async def run() -> None:
+        async with await EngineClient.connect(served.endpoint, hang_seconds=hang_seconds) as client:
+            await client.wait_ready(5)
+            await body(client)
+
+    asyncio.run(run())
+
+
+def test_an_idle_worker_answers_at_once_and_does_not_spin() -> None:
+    async def body(client: EngineClient) -> None:
+        await asyncio.sleep(0.1)
+        before = served.cpu_seconds()
+        await asyncio.sleep(1.0)
+        assert served.cpu_seconds() - before < 0.02
+        taken = []
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+            started = time.perf_counter()
+            async with await client.submit(SpeechRequest(text="1")) as stream:
+                await anext(stream)
+                taken.append(time.perf_counter() - started)
+        # There and back, through two threads that share one interpreter.
+        assert statistics.median(taken) < 0.003
+
+    with serving(FakeEngine()) as served:
+        with_client(served, body)
+
+
+@pytest.mark.parametrize("how", ["raises", "ends its requests"])
+def test_a_broken_engine_ends_all_requests_and_the_process(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+
+    def breaks() -> None:
+        if engine.steps < 3:
+            return
+        if how == "raises":
+            raise RuntimeError(SECRET)
+        failure = EngineStoppedError("the engine has stopped")
+        failure.__cause__ = RuntimeError(SECRET)
+        last = AudioChunk("", np.zeros((2, 0), np.float32), 300, np.zeros((0, 12), np.int64))
+        engine.step = lambda: [  # type: ignore[method-assign]
+            AudioChunk(name, last.samples, 300, last.codes, RequestEnd("error", 1, Timings(), failure))
+            for name in engine.open
+        ]
+
+    engine.before_step = breaks
+
+    async def body(client: EngineClient) -> None:
+        streams = [await client.submit(SpeechRequest(text="1000000")) for _ in range(5)]
+        for stream in streams:
+            with pytest.raises(EngineStoppedError):
+                async for _ in stream:
+                    pass
+        await asyncio.sleep(0.05)
+        assert client.state == "down"
+
+    with caplog.at_level(logging.INFO), serving(engine) as served:
+        with_client(served, body)
+        served.thread.join(5)
+    assert served.code == 70
+    (record,) = caplog.records
+    assert "error=RuntimeError" in record.getMessage()
+    assert SECRET not in caplog.text
+
+
+def test_a_request_that_trips_over_a_bug_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: EngineClient) -> None:
+        good = await client.submit(SpeechRequest(text="200"))
+        bad = await client.submit(SpeechRequest(text=SECRET))  # int() of it raises
+        full = await client.submit(SpeechRequest(text="full"))
+        with pytest.raises(HocketError, match="internal error") as caught:
+            await anext(bad)
+        assert type(caught.value) is HocketError
+        with pytest.raises(CapacityError, match="no room"):
+            await anext(full)
+        assert len([chunk async for chunk in good]) == 201
+
+    with caplog.at_level(logging.INFO), serving(FakeEngine()) as served:
+        with_client(served, body)
+    assert served.code == 0
+    assert len(caplog.records) == 1
+    assert SECRET not in caplog.text
+
+
+def test_drain_finishes_what_is_open_and_takes_nothing_new() -> None:
+    engine = FakeEngine(before_step=lambda: time.sleep(0.002))
+
+    async def body(client: EngineClient) -> None:
+        stream = await client.submit(SpeechRequest(text="300"))
+        await anext(stream)
+        served.worker.drain()
+        await asyncio.sleep(0.1)
+        assert client.state == "draining"
+        with pytest.raises(EngineStoppedError, match="draining"):
+            await client.submit(SpeechRequest(text="1"))
+        chunks = [chunk async for chunk in stream]
+        assert len(chunks) == 300
+        assert chunks[-1].end is not None
+
+    with serving(engine, drain_seconds=30) as served:
+        with_client(served, body)
+    assert served.code == 0
+
+
+def test_a_request_that_crosses_the_drain_is_rejected() -> None:
+    engine = FakeEngine(before_step=lambda: time.sleep(0.2))
+
+    async def body(client: EngineClient) -> None:
+        stream = await client.submit(SpeechRequest(text="3"))
+        await anext(stream)
+        served.worker.drain()
+        late = await client.submit(SpeechRequest(text="1"))  # the worker is in a step: nobody knows yet
+        with pytest.raises(EngineStoppedError, match="about to stop"):
+            await anext(late)
+        assert len([chunk async for chunk in stream]) == 3
+
+    with serving(engine, drain_seconds=30) as served:
+        with_client(served, body)
+
+
+def test_drain_has_a_limit() -> None:
+    engine = FakeEngine(before_step=lambda: time.sleep(0.002))
+
+    async def body(client: EngineClient) -> None:
+        stream = await client.submit(SpeechRequest(text="1000000"))
+        await anext(stream)
+        started = time.monotonic()
+        served.worker.drain()
+        with pytest.raises(EngineStoppedError):
+            async for _ in stream:
+                pass
+        assert 0.2 < time.monotonic() - started < 2
+
+    with serving(engine, drain_seconds=0.3) as served:
+        with_client(served, body)
+    assert served.code == 0
+
+
+def test_a_hanging_worker_is_given_up() -> None:
+    hanging = threading.Event()
+
+    async def body(client: EngineClient) -> None:
+        stream = await client.submit(SpeechRequest(text="1"))
+        started = time.monotonic()
+        with pytest.raises(EngineStoppedError, match="did not answer"):
+            await anext(stream)
+        assert time.monotonic() - started < 3
+        assert client.state == "down"
+        hanging.set()
+        await client.wait_ready(5)
+        assert len([chunk async for chunk in await client.submit(SpeechRequest(text="1"))]) == 2
+
+    with serving(FakeEngine(before_step=lambda: _ignore(hanging.wait(10)))) as served:
+        with_client(served, body, hang_seconds=1.0)
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def test_a_front_end_that_does_not_read_loses_its_requests_and_hears_why() -> None:
+    engine = FakeEngine(samples=2400)
+
+    async def body(client: EngineClient) -> None:
+        deaf = served.context.socket(zmq.DEALER)
+        deaf.set_hwm(10)
+        deaf.connect(served.endpoint)
+        deaf.send(encode(Hello(1)))
+        message = submit_message("x", SpeechRequest(text="1000000"), [], priority=0, streaming=True)
+        deaf.send_multipart(message)
+        while not (await client.stats()).open_requests:
+            await asyncio.sleep(0.01)
+        stream = await client.submit(SpeechRequest(text="3000"))
+        assert len([chunk async for chunk in stream]) == 3001
+        async with asyncio.timeout(10):
+            while (await client.stats()).front_ends > 1:
+                await asyncio.sleep(0.01)
+        assert (await client.stats()).open_requests == 0
+        for _ in range(10_000):
+            assert deaf.poll(3000)
+            last = decode_from_worker(deaf.recv_multipart(copy=False)[0])
+            if isinstance(last, Stopped):
+                break
+        assert isinstance(last, Stopped)
+        deaf.close(linger=0)
+
+    with serving(engine) as served:
+        with_client(served, body)
+
+
+def test_a_front_end_that_goes_away_is_forgotten() -> None:
+    async def body(client: EngineClient) -> None:
+        other = await EngineClient.connect(served.endpoint)
+        await other.wait_ready(5)
+        await other.submit(SpeechRequest(text="1000000000"))
+        assert (await client.stats()).open_requests == 1
+        await other.stop()
+        async with asyncio.timeout(2):
+            while (stats := await client.stats()).open_requests:
+                await asyncio.sleep(0.01)
+        assert stats.front_ends == 1
+        assert stats.engine.scheduler.running == 0
+
+    with serving(FakeEngine(samples=1, before_step=lambda: time.sleep(0.001))) as served:
+        with_client(served, body)
+
+
+@pytest.mark.parametrize("greeting", [encode(Hello(2)), b"\xc1", b""])
+def test_a_front_end_of_another_version_is_refused(greeting: bytes) -> None:
+    with serving(FakeEngine()) as served:
+        stranger = served.context.socket(zmq.DEALER)
+        stranger.connect(served.endpoint)
+        stranger.send(greeting)
+        assert stranger.poll(3000)
+        answer = decode_from_worker(stranger.recv(copy=False))
+        assert isinstance(answer, Stopped)
+        assert "run the same Hocket at both ends" in answer.error.message
+        stranger.close(linger=0)
+
+
+def test_an_idle_worker_gives_signs_of_life() -> None:
+    with serving(FakeEngine()) as served:
+        socket = served.context.socket(zmq.DEALER)
+        socket.connect(served.endpoint)
+        socket.send(encode(Hello(1)))
+        seen = []
+        for _ in range(4):
+            assert socket.poll(1000)
+            seen.append(type(decode_from_worker(socket.recv(copy=False))))
+        assert seen == [Ready, Heartbeat, Heartbeat, Heartbeat]
+        socket.close(linger=0)
