@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import av
 import numpy as np
@@ -197,26 +198,42 @@ def _windowed_sinc(t: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
+class ByteSink(Protocol):
+    """What a container is written to. One that can also seek gets its header completed at the end."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Format:
+class AudioFormat:
+    """A container and the codec in it, by FFmpeg's names."""
+
     muxer: str
     codec: str
     #: Lossy codecs only.
     bits_per_second_per_channel: int | None = None
 
+    def encoder_rate(self, sample_rate: int) -> int:
+        """`sample_rate` where the codec takes it, else its next higher rate, else its highest; in Hz."""
+        rates = av.Codec(self.codec, "w").audio_rates
+        if not rates or sample_rate in rates:
+            return sample_rate
+        return min((rate for rate in rates if rate > sample_rate), default=max(rates))
 
-_FORMATS = {
-    ".wav": _Format("wav", "pcm_s16le"),
-    ".flac": _Format("flac", "flac"),
-    ".mp3": _Format("mp3", "libmp3lame", 96_000),
-    ".opus": _Format("opus", "libopus", 64_000),
-    ".ogg": _Format("ogg", "libopus", 64_000),
-    ".webm": _Format("webm", "libopus", 64_000),
-    ".m4a": _Format("ipod", "aac", 96_000),
-    ".aac": _Format("adts", "aac", 96_000),
+
+#: By the suffix of a file.
+FORMATS = {
+    ".wav": AudioFormat("wav", "pcm_s16le"),
+    ".flac": AudioFormat("flac", "flac"),
+    ".mp3": AudioFormat("mp3", "libmp3lame", 96_000),
+    ".opus": AudioFormat("ogg", "libopus", 64_000),
+    ".ogg": AudioFormat("ogg", "libopus", 64_000),
+    ".webm": AudioFormat("webm", "libopus", 64_000),
+    ".m4a": AudioFormat("ipod", "aac", 96_000),
+    ".aac": AudioFormat("adts", "aac", 96_000),
 }
-_FLOAT_WAV = _Format("wav", "pcm_f32le")
-_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+_FLOAT_WAV = AudioFormat("wav", "pcm_f32le")
+LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 #: RIFF counts bytes in 32 bits.
 _MAX_WAV_BYTES = 2**32 - 2**10
 
@@ -249,18 +266,19 @@ def write_audio(path: Path, samples_CS: NDArray[np.float32], sample_rate: int, *
         raise AudioFileError(f"cannot write {str(path)!r}: the samples hold NaN or infinity")
     if audio_format.muxer == "wav" and samples_CS.size * (4 if float32 else 2) > _MAX_WAV_BYTES:
         raise AudioFileError(f"cannot write {str(path)!r}: a .wav file ends at 4 GiB; write .flac")
+    encoder_rate = audio_format.encoder_rate(sample_rate)
     try:
-        data = _encode(audio_format, samples_CS, sample_rate)
+        data = encode_audio(audio_format, resample(samples_CS, sample_rate, encoder_rate), encoder_rate)
     except (av.FFmpegError, ValueError) as error:
         shape = f"{samples_CS.shape[0]} channels at {sample_rate} Hz"
         raise AudioFileError(f"cannot write {str(path)!r}: its encoder refuses {shape}") from error
     write_atomically(path, data)
 
 
-def _format_of(path: Path, float32: bool) -> _Format:
-    found = _FORMATS.get(path.suffix.lower())
+def _format_of(path: Path, float32: bool) -> AudioFormat:
+    found = FORMATS.get(path.suffix.lower())
     if found is None:
-        raise AudioFileError(f"cannot write {str(path)!r}: unknown suffix; use one of {', '.join(_FORMATS)}")
+        raise AudioFileError(f"cannot write {str(path)!r}: unknown suffix; use one of {', '.join(FORMATS)}")
     if not float32:
         return found
     if found.muxer != "wav":
@@ -268,42 +286,65 @@ def _format_of(path: Path, float32: bool) -> _Format:
     return _FLOAT_WAV
 
 
-def _encode(audio_format: _Format, samples_CS: NDArray[np.float32], sample_rate: int) -> bytes:
-    rates = av.Codec(audio_format.codec, "w").audio_rates
-    if rates and sample_rate not in rates:
-        encoder_rate = min((rate for rate in rates if rate > sample_rate), default=max(rates))
-        samples_CS, sample_rate = resample(samples_CS, sample_rate, encoder_rate), encoder_rate
+def encode_audio(audio_format: AudioFormat, samples_CS: NDArray[np.float32], sample_rate: int) -> bytes:
+    """A whole file in memory, with all that its header can state: sizes, sample counts, encoder delay and padding.
 
-    channels = samples_CS.shape[0]
-    # "bitexact" leaves out versions, dates and random ids. MP4 counts its length in units of 1 ms if not told better.
-    options = {"fflags": "+bitexact"} | ({"movie_timescale": str(sample_rate)} if audio_format.muxer == "ipod" else {})
+    `sample_rate` is one that the codec takes. Raises av.FFmpegError or ValueError for what it refuses.
+    """
+    # MP4 counts its length in units of 1 ms if not told better.
+    options = {"movie_timescale": str(sample_rate)} if audio_format.muxer == "ipod" else {}
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=audio_format.muxer, options=options) as container:
-        stream = container.add_stream(audio_format.codec, rate=sample_rate, layout=_LAYOUTS[channels])
-        assert isinstance(stream, av.AudioStream)
-        if audio_format.bits_per_second_per_channel is not None:
-            stream.bit_rate = audio_format.bits_per_second_per_channel * channels
-        container.start_encoding()
-        for frame in _encoder_frames(audio_format, samples_CS, sample_rate):
+    container, stream = open_encoder(buffer, audio_format, sample_rate, samples_CS.shape[0], options, {})
+    with container:
+        for frame in encoder_frames(audio_format, samples_CS, sample_rate):
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return buffer.getvalue()
 
 
-def _encoder_frames(
-    audio_format: _Format, samples_CS: NDArray[np.float32], sample_rate: int
+def to_int16(samples: NDArray[np.float32]) -> NDArray[np.int16]:
+    """Finite samples clipped to [-1, 1], multiplied by 32768, rounded half to even and limited to 32767."""
+    return np.rint(samples.clip(-1.0, 1.0) * 32768.0).clip(-32768, 32767).astype(np.int16)
+
+
+def open_encoder(
+    file: ByteSink,
+    audio_format: AudioFormat,
+    sample_rate: int,
+    channels: int,
+    muxer_options: dict[str, str],
+    codec_options: dict[str, str],
+) -> tuple[av.container.OutputContainer, av.AudioStream]:
+    """A container whose header is written to `file`, and its one stream. The same samples give the same bytes.
+
+    `sample_rate` is one that the codec takes. Raises av.FFmpegError or ValueError for what it refuses.
+    """
+    # "bitexact" leaves out versions, dates and random ids.
+    container = av.open(file, "w", format=audio_format.muxer, options={"fflags": "+bitexact", **muxer_options})
+    stream = container.add_stream(audio_format.codec, rate=sample_rate, layout=LAYOUTS[channels], options=codec_options)
+    assert isinstance(stream, av.AudioStream)
+    if audio_format.bits_per_second_per_channel is not None:
+        stream.bit_rate = audio_format.bits_per_second_per_channel * channels
+    container.start_encoding()
+    return container, stream
+
+
+def encoder_frames(
+    audio_format: AudioFormat, samples_CS: NDArray[np.float32], sample_rate: int, first: int = 0
 ) -> Iterator[av.AudioFrame]:
-    """Frames of at most a second, interleaved, in 16-bit integers where the codec is exact in them."""
+    """Frames of at most a second, interleaved, in 16-bit integers where the codec is exact in them.
+
+    `first` is the number of samples that went before.
+    """
     channels, length = samples_CS.shape
     for start in range(0, length, sample_rate):
         piece_SC = samples_CS[:, start : start + sample_rate].T
-        if audio_format is not _FLOAT_WAV:
-            piece_SC = piece_SC.clip(-1.0, 1.0)
         if audio_format.codec in {"pcm_s16le", "flac"}:
-            piece_SC = np.rint(piece_SC * 32768.0).clip(-32768, 32767).astype(np.int16)
-        interleaved = np.ascontiguousarray(piece_SC).reshape(1, -1)
-        kind = "s16" if interleaved.dtype == np.int16 else "flt"
-        frame = av.AudioFrame.from_ndarray(interleaved, format=kind, layout=_LAYOUTS[channels])
+            interleaved, kind = to_int16(piece_SC).reshape(1, -1), "s16"
+        else:
+            floats_SC = piece_SC if audio_format is _FLOAT_WAV else piece_SC.clip(-1.0, 1.0)
+            interleaved, kind = np.ascontiguousarray(floats_SC).reshape(1, -1), "flt"
+        frame = av.AudioFrame.from_ndarray(interleaved, format=kind, layout=LAYOUTS[channels])
         frame.sample_rate = sample_rate
-        frame.pts = start
+        frame.pts = first + start
         yield frame

@@ -111,6 +111,9 @@ def test_loop(lookahead: bool) -> None:
     heard = hear(engine(guarded(policy, lookahead=lookahead), looping_talker()), requests)
     assert [(one.reason, len(one.all_codes)) for one in heard] == [("runaway", 16), ("length", 16), ("length", 15)]
     assert (heard[0].all_codes == 7).all()
+    one_row = guarded(policy, lookahead=lookahead).model_copy(update={"rows": 1})
+    after = hear(engine(one_row, looping_talker()), [requests[0]] * 2)
+    assert [len(one.all_codes) for one in after] == [16, 16], "a row's next request begins anew"
     unguarded = hear(engine(guarded(NO_GUARD), looping_talker()), requests[:1])
     assert unguarded[0].reason == "length"
     speaking = hear(engine(guarded(policy, lookahead=lookahead), endless_talker()), [requests[0]] * 5)

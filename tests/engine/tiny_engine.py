@@ -212,6 +212,7 @@ class Listener:
 
     def assert_all_is_back(self) -> None:
         assert self.engine.idle
+        assert self.engine._failure is None
         stats = self.engine.stats().scheduler
         config = self.engine.config
         assert stats.rows_free == config.rows

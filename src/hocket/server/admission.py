@@ -1,0 +1,67 @@
+"""Who is let in: as many requests as the engine has rows, a bounded queue behind them, and a share for each caller."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hocket.server.errors import ApiError
+from hocket.server.settings import ServerSettings
+
+#: Weight of the newest request in the mean time that requests take.
+_NEWEST = 0.1
+_LONGEST_RETRY_SECONDS = 60
+
+
+class Admission:
+    """Counts the open requests of this front end; the engine's own queue has a bound of its own behind it."""
+
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._clock = settings, clock
+        self._callers: Counter[str] = Counter()
+        self._mean_seconds = 1.0
+        self.open = 0
+        self.refused = 0
+
+    @contextmanager
+    def slot(self, caller: str, rows: int) -> Iterator[None]:
+        """Hold a place among the `rows` that speak and those that wait for one.
+
+        Raises ApiError at once: 503 when the queue is full, 429 when `caller` has too many open requests.
+        """
+        most = self._settings.max_open_per_key
+        if most is not None and self._callers[caller] >= most:
+            self.refused += 1
+            raise ApiError(
+                429,
+                f"{most} requests of yours are open already; wait for one to end",
+                code="rate_limit_exceeded",
+                retry_after_seconds=self._retry_after(1),
+            )
+        if self.open >= rows + self._settings.max_queue:
+            self.refused += 1
+            raise ApiError(
+                503,
+                f"all {rows} voices are speaking and {self._settings.max_queue} requests wait; try again later",
+                code="overloaded",
+                retry_after_seconds=self._retry_after(rows),
+            )
+        started = self._clock()
+        self.open += 1
+        self._callers[caller] += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+            self._callers[caller] -= 1
+            if not self._callers[caller]:
+                del self._callers[caller]
+            self._mean_seconds += _NEWEST * (self._clock() - started - self._mean_seconds)
+
+    def _retry_after(self, places: int) -> int:
+        """Whole seconds until one of `places` is likely to be free, those who wait served first."""
+        waiting = max(0, self.open - places) + 1
+        return min(_LONGEST_RETRY_SECONDS, max(1, math.ceil(self._mean_seconds * waiting / places)))

@@ -1,0 +1,332 @@
+"""Speech as the body of a response: in the six formats of OpenAI's API, whole or piece by piece, at any speed.
+
+Milliseconds of audio that a listener cannot have yet although they were fed (48 / 24 kHz, measured in
+tests/server/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128, mp3 95 / 109. A speed other
+than 1 adds up to 75 ms, beyond 2 up to 210 ms.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.audio import FORMATS, LAYOUTS, AudioFormat, encode_audio, encoder_frames, open_encoder, to_int16
+from hocket.errors import HocketError, InvalidRequestError
+
+MIN_SPEED = 0.25
+MAX_SPEED = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class _ResponseFormat:
+    content_type: str
+    #: None: samples without a container.
+    audio_format: AudioFormat | None
+    #: How long libav* may hold samples back when it streams; its own defaults wait for up to a second.
+    muxer_options: dict[str, str] = field(default_factory=dict)
+    codec_options: dict[str, str] = field(default_factory=dict)
+    #: The rate that every player of the format uses, whatever went in.
+    player_rate: int | None = None
+
+
+_RESPONSE_FORMATS = {
+    "wav": _ResponseFormat("audio/wav", FORMATS[".wav"]),
+    "pcm": _ResponseFormat("audio/pcm", None),
+    # Without the bit reservoir a frame waits for no later one. The header of counts cannot be completed in a stream.
+    "mp3": _ResponseFormat(
+        "audio/mpeg", FORMATS[".mp3"], {"write_xing": "0", "id3v2_version": "0"}, {"reservoir": "0"}
+    ),
+    # A page (in microseconds) for each packet.
+    "opus": _ResponseFormat("audio/ogg; codecs=opus", FORMATS[".opus"], {"page_duration": "1"}, player_rate=48_000),
+    # Level 2 has blocks of 24 ms, the default 96 ms; and there is nothing to pad a streamed header for (8 KiB).
+    "flac": _ResponseFormat(
+        "audio/flac", FORMATS[".flac"], {"metadata_header_padding": "0"}, {"compression_level": "2"}
+    ),
+    "aac": _ResponseFormat("audio/aac", FORMATS[".aac"]),
+}
+RESPONSE_FORMATS = tuple(_RESPONSE_FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAudio:
+    """A whole response body and what it holds."""
+
+    body: bytes
+    content_type: str
+    #: What a player gets, in Hz.
+    sample_rate: int
+    channels: int
+    seconds: float
+
+
+def encode_whole(
+    response_format: str, samples_CS: NDArray[np.float32], sample_rate: int, speed: float = 1.0
+) -> EncodedAudio:
+    """float32 [C, S] as one body with exact sizes, gapless where the format can say so (mp3, opus, flac, wav).
+
+    wav and pcm hold the same samples as the stream does. Raises InvalidRequestError for an unknown format, a speed out
+    of range or a number of channels that the format does not have, HocketError for samples that are not finite.
+    """
+    chosen = _chosen(response_format)
+    channels = samples_CS.shape[0]
+    converter = _Converter(chosen, sample_rate, channels, speed)
+    _check_finite(samples_CS)
+    converted_CS = np.concatenate([converter.feed(samples_CS), converter.finish()], axis=1)
+    if chosen.audio_format is None:
+        body = _interleaved_bytes(converted_CS)
+    else:
+        try:
+            body = encode_audio(chosen.audio_format, converted_CS, converter.to_rate)
+        except (av.FFmpegError, ValueError) as error:
+            raise _refused_shape(response_format, channels, converter.to_rate) from error
+    seconds = converted_CS.shape[1] / converter.to_rate
+    return EncodedAudio(body, chosen.content_type, chosen.player_rate or converter.to_rate, channels, seconds)
+
+
+def encoder_for(response_format: str, sample_rate: int, channels: int, speed: float = 1.0) -> AudioEncoder:
+    """A streaming encoder of float32 [channels, S] at `sample_rate` Hz. Raises what `encode_whole` raises."""
+    return AudioEncoder(response_format, sample_rate, channels, speed)
+
+
+class AudioEncoder:
+    """Audio in pieces to bytes in pieces: `feed` as often as there is audio, then `finish` once.
+
+    How the audio was cut into pieces does not show in the bytes. Between two calls it holds less than half a second.
+    """
+
+    def __init__(self, response_format: str, sample_rate: int, channels: int, speed: float) -> None:
+        chosen = _chosen(response_format)
+        self._converter = _Converter(chosen, sample_rate, channels, speed)
+        rate = self._converter.to_rate
+        self.content_type = chosen.content_type
+        #: What the body really has: the format's own rate where it does not take the one fed.
+        self.sample_rate = chosen.player_rate or rate
+        self.channels = channels
+        self._writer: _PcmWriter | _ContainerWriter
+        if chosen.audio_format is None:
+            self._writer = _PcmWriter(b"")
+        elif chosen.audio_format.muxer == "wav":
+            self._writer = _PcmWriter(_endless_wav_header(rate, channels))
+        else:
+            try:
+                self._writer = _ContainerWriter(chosen, rate, channels)
+            except (av.FFmpegError, ValueError) as error:
+                raise _refused_shape(response_format, channels, rate) from error
+        self._samples = 0
+        self._finished = False
+
+    @property
+    def seconds(self) -> float:
+        """How long the body plays, as far as it has been fed (the tail that `finish` adds included once it was called)."""
+        return self._samples / self._converter.to_rate
+
+    def feed(self, samples_CS: NDArray[np.float32]) -> bytes:
+        """The bytes that `samples_CS` [channels, S] lets go. Raises HocketError when they are not finite."""
+        if self._finished:
+            raise HocketError("this encoder is finished; make another for more audio")
+        if samples_CS.ndim != 2 or samples_CS.shape[0] != self.channels:
+            raise HocketError(f"the encoder takes [{self.channels}, samples], got the shape {samples_CS.shape}")
+        _check_finite(samples_CS)
+        return self._write(self._converter.feed(samples_CS))
+
+    def finish(self) -> bytes:
+        """The rest of the body."""
+        if self._finished:
+            raise HocketError("this encoder is finished; make another for more audio")
+        self._finished = True
+        return self._write(self._converter.finish()) + self._writer.close()
+
+    def _write(self, samples_CS: NDArray[np.float32]) -> bytes:
+        self._samples += samples_CS.shape[1]
+        return self._writer.write(samples_CS)
+
+
+def _chosen(response_format: str) -> _ResponseFormat:
+    chosen = _RESPONSE_FORMATS.get(response_format)
+    if chosen is None:
+        choices = ", ".join(RESPONSE_FORMATS)
+        raise InvalidRequestError(
+            f"response_format {response_format!r} is unknown; use one of {choices}", param="response_format"
+        )
+    return chosen
+
+
+def _refused_shape(response_format: str, channels: int, sample_rate: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"response_format {response_format!r} cannot hold {channels} channels at {sample_rate} Hz; use wav or pcm",
+        param="response_format",
+    )
+
+
+def _check_finite(samples_CS: NDArray[np.float32]) -> None:
+    if not np.isfinite(samples_CS).all():
+        raise HocketError("the speech holds NaN or infinity, which no format can; report it with the request's seed")
+
+
+# ---------------------------------------------------------------------------------------------------- samples to bytes
+
+
+def _interleaved_bytes(samples_CS: NDArray[np.float32]) -> bytes:
+    return to_int16(samples_CS.T).astype("<i2", copy=False).tobytes()
+
+
+def _endless_wav_header(sample_rate: int, channels: int) -> bytes:
+    """44 bytes for 16-bit samples whose number is not known: both sizes are the largest there is, by convention."""
+    unknown, frame_bytes = 0xFFFFFFFF, 2 * channels
+    fmt = struct.pack("<IHHIIHH", 16, 1, channels, sample_rate, sample_rate * frame_bytes, frame_bytes, 16)
+    return b"RIFF" + struct.pack("<I", unknown) + b"WAVEfmt " + fmt + b"data" + struct.pack("<I", unknown)
+
+
+class _PcmWriter:
+    def __init__(self, header: bytes) -> None:
+        self._header = header
+
+    def write(self, samples_CS: NDArray[np.float32]) -> bytes:
+        header, self._header = self._header, b""
+        return header + _interleaved_bytes(samples_CS)
+
+    def close(self) -> bytes:
+        return b""
+
+
+class _Outbox:
+    """A file for FFmpeg that can only be written to, and is emptied after every call."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes, /) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+
+class _ContainerWriter:
+    def __init__(self, chosen: _ResponseFormat, sample_rate: int, channels: int) -> None:
+        """Raises av.FFmpegError or ValueError for what the codec refuses."""
+        assert chosen.audio_format is not None
+        self._format = chosen.audio_format
+        self._rate = sample_rate
+        self._samples = 0
+        self._outbox = _Outbox()
+        self._container, self._stream = open_encoder(
+            self._outbox,
+            self._format,
+            sample_rate,
+            channels,
+            {"flush_packets": "1", **chosen.muxer_options},
+            chosen.codec_options,
+        )
+
+    def write(self, samples_CS: NDArray[np.float32]) -> bytes:
+        for frame in encoder_frames(self._format, samples_CS, self._rate, self._samples):
+            self._container.mux(self._stream.encode(frame))
+        self._samples += samples_CS.shape[1]
+        return self._outbox.take()
+
+    def close(self) -> bytes:
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return self._outbox.take()
+
+
+# ---------------------------------------------------------------------------------------------------- speed and rate
+
+
+class _Converter:
+    """Changes the speed at a kept pitch (libavfilter's atempo) and the rate to one that the codec takes (aresample).
+
+    atempo's output depends on how its input is cut, so it gets blocks of 10 ms whatever is fed; it also swallows up to
+    65 ms of its end, so silence goes after it and what is more than the wanted length is cut off.
+    """
+
+    _TAIL_SECONDS = 0.3
+
+    def __init__(self, chosen: _ResponseFormat, sample_rate: int, channels: int, speed: float) -> None:
+        if not MIN_SPEED <= speed <= MAX_SPEED:  # NaN, too
+            raise InvalidRequestError(
+                f"speed {speed:g} is out of range; give {MIN_SPEED:g} to {MAX_SPEED:g}", param="speed"
+            )
+        self.to_rate = chosen.audio_format.encoder_rate(sample_rate) if chosen.audio_format else sample_rate
+        self._from_rate = sample_rate
+        self._ratio = self.to_rate / sample_rate / speed
+        self._graph = None if self._ratio == speed == 1.0 else _filter_graph(sample_rate, self.to_rate, channels, speed)
+        self._block = max(1, sample_rate // 100)
+        self._rest_CS = np.zeros((channels, 0), np.float32)
+        self._taken = self._pushed = self._given = 0
+
+    def feed(self, samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What is ready by now of the samples so far, float32 [C, S]."""
+        if self._graph is None:
+            return samples_CS
+        self._taken += samples_CS.shape[1]
+        return self._limited(self._push(self._graph, samples_CS))
+
+    def finish(self) -> NDArray[np.float32]:
+        """The rest: afterwards round(S * to_rate / from_rate / speed) samples have been given."""
+        if self._graph is None:
+            return self._rest_CS
+        channels = self._rest_CS.shape[0]
+        tail_CS = np.zeros((channels, round(self._TAIL_SECONDS * self._from_rate)), np.float32)
+        pieces = [self._push(self._graph, tail_CS)]
+        self._graph.push(None)
+        return self._limited(np.concatenate([*pieces, *_pulled(self._graph)], axis=1))
+
+    def _push(self, graph: av.filter.Graph, samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
+        waiting_CS = np.concatenate([self._rest_CS, samples_CS], axis=1)
+        pieces = [waiting_CS[:, :0]]
+        whole = waiting_CS.shape[1] // self._block * self._block
+        for start in range(0, whole, self._block):
+            block_CS = np.ascontiguousarray(waiting_CS[:, start : start + self._block])
+            frame = av.AudioFrame.from_ndarray(block_CS, format="fltp", layout=LAYOUTS[block_CS.shape[0]])
+            frame.sample_rate = self._from_rate
+            frame.time_base = Fraction(1, self._from_rate)
+            frame.pts = self._pushed
+            self._pushed += self._block
+            graph.push(frame)
+            pieces += _pulled(graph)
+        self._rest_CS = waiting_CS[:, whole:].copy()
+        return np.concatenate(pieces, axis=1)
+
+    def _limited(self, ready_CS: NDArray[np.float32]) -> NDArray[np.float32]:
+        ready_CS = ready_CS[:, : max(0, round(self._taken * self._ratio) - self._given)]
+        self._given += ready_CS.shape[1]
+        return ready_CS
+
+
+def _filter_graph(from_rate: int, to_rate: int, channels: int, speed: float) -> av.filter.Graph:
+    graph = av.filter.Graph()
+    layout = LAYOUTS[channels]
+    nodes = [graph.add_abuffer(sample_rate=from_rate, format="fltp", layout=layout, time_base=Fraction(1, from_rate))]
+    # Beyond 2 one atempo would skip samples instead of blending them, below 0.5 it refuses.
+    while not 0.5 <= speed <= 2.0:
+        step = 2.0 if speed > 1.0 else 0.5
+        nodes.append(graph.add("atempo", f"{step:g}"))
+        speed /= step
+    if speed != 1.0:
+        nodes.append(graph.add("atempo", f"{speed:.9f}"))
+    if to_rate != from_rate:
+        nodes.append(graph.add("aresample", str(to_rate)))
+    nodes += [graph.add("aformat", "sample_fmts=fltp"), graph.add("abuffersink")]
+    graph.link_nodes(*nodes).configure()
+    return graph
+
+
+def _pulled(graph: av.filter.Graph) -> Iterator[NDArray[np.float32]]:
+    while True:
+        try:
+            frame = graph.pull()
+        except (av.BlockingIOError, av.EOFError):
+            return
+        assert isinstance(frame, av.AudioFrame)
+        samples_CS: NDArray[np.float32] = frame.to_ndarray()
+        yield samples_CS

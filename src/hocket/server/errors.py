@@ -1,0 +1,115 @@
+"""Errors as clients of OpenAI's API know them: `{"error": {"message", "type", "param", "code"}}`, on every path."""
+
+from __future__ import annotations
+
+import http
+import logging
+from pathlib import Path
+import traceback
+from typing import TypedDict
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from hocket.errors import CapacityError, EngineStoppedError, HocketError
+
+_LOG = logging.getLogger("hocket.server")
+
+
+class ErrorFields(TypedDict):
+    """What a client reads of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ApiError(HocketError):
+    """An error that only HTTP has."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.http_status = status
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+
+
+def error_fields(error: HocketError) -> ErrorFields:
+    """`error` as a client reads it."""
+    status = error.http_status
+    return {"message": str(error), "type": _type(status), "param": error.param, "code": _code(error)}
+
+
+def error_response(error: HocketError) -> JSONResponse:
+    """The answer to a request that failed before its response began."""
+    headers = {}
+    retry_after = error.retry_after_seconds if isinstance(error, ApiError) else None
+    if error.http_status == http.HTTPStatus.SERVICE_UNAVAILABLE and retry_after is None:
+        retry_after = 1
+    if retry_after is not None:
+        headers["Retry-After"] = str(retry_after)
+    if error.http_status == http.HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"error": error_fields(error)}, error.http_status, headers)
+
+
+def internal_error(error: Exception) -> ApiError:
+    """A mistake of Hocket's own: the log says where it happened, the client only that it did."""
+    calls = traceback.extract_tb(error.__traceback__)[-5:]
+    # Places, not texts: an exception may quote what the user wrote.
+    place = "<".join(f"{Path(call.filename).name}:{call.lineno}" for call in reversed(calls))
+    _LOG.error("event=internal_error error=%s at=%s", type(error).__name__, place)
+    return ApiError(500, f"internal error ({type(error).__name__}); the server's log says where", code="internal_error")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error of `app` one of ours, also those of the framework: no route, wrong method, bad form."""
+
+    async def on_hocket_error(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HocketError)
+        return error_response(error)
+
+    async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        status = error.status_code
+        if status == http.HTTPStatus.NOT_FOUND:
+            problem = ApiError(404, f"there is nothing at {request.url.path}; /docs lists the routes", code="not_found")
+        elif status == http.HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            problem = ApiError(405, f"{request.method} is not for this route; use {allowed}", code="method_not_allowed")
+        else:
+            problem = ApiError(status, str(error.detail), code=http.HTTPStatus(status).phrase.lower().replace(" ", "_"))
+        response = error_response(problem)
+        response.headers.update(error.headers or {})
+        return response
+
+    app.add_exception_handler(HocketError, on_hocket_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+
+
+def _type(status: int) -> str:
+    if status == http.HTTPStatus.UNAUTHORIZED:
+        return "authentication_error"
+    if status == http.HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+
+
+def _code(error: HocketError) -> str | None:
+    if isinstance(error, ApiError):
+        return error.code
+    if isinstance(error, CapacityError):
+        return "overloaded"
+    if isinstance(error, EngineStoppedError):
+        return "engine_unavailable"
+    return None if error.http_status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "internal_error"

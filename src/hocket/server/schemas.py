@@ -1,0 +1,215 @@
+"""What clients send, checked before anything else happens. Every refusal names the field as the client wrote it."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from hocket.core import MAX_SEED, Sampling
+from hocket.errors import InvalidRequestError
+from hocket.server.settings import ResponseFormat, ServerSettings
+
+#: Names of vLLM-Omni's speech API, and ours.
+ALIASES = {"ref_audio": "reference_audio", "ref_text": "reference_text"}
+
+#: Letters, digits, and signs with a name that is read aloud, such as + and $. Emoji are not among them.
+_SPOKEN_CATEGORIES = ("L", "N", "Sm", "Sc")
+
+Line = Annotated[str, Field(max_length=256)]
+Paragraph = Annotated[str, Field(max_length=4096)]
+
+
+class Body(BaseModel):
+    """Base of request bodies: JSON types as they are ("7" is no number), unknown fields refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class VoiceId(Body):
+    """How OpenAI's clients name a voice of their own."""
+
+    id: Line
+
+
+class VoiceFields(Body):
+    """Who speaks, and how; the same for every piece of a text."""
+
+    #: One of /v1/models; absent: the one that is served.
+    model: Line | None = None
+    #: One of /v1/audio/voices. An inline reference goes before it.
+    voice: Line | VoiceId | None = None
+    response_format: ResponseFormat | None = None
+    #: Times the natural pace, at the same pitch.
+    speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] = 1.0
+    instructions: Paragraph | None = None
+    #: English name, such as "English"; "Auto" and none leave it to the model.
+    language: Line | None = None
+    #: data: or http(s): or file: address of a recording, or the name of an uploaded voice.
+    reference_audio: str | None = None
+    #: Its words: the speech then continues the recording.
+    reference_text: Paragraph | None = None
+    #: Use the recording's sound alone, whatever `reference_text` says.
+    x_vector_only_mode: bool | None = None
+    #: What the request is meant to be; checked, it changes nothing.
+    task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    #: Most frames of speech (12.5 a second).
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    #: Only 0: the engine has no lower bound yet.
+    min_new_tokens: Annotated[int, Field(ge=0, le=0)] | None = None
+    #: Wanted length in frames.
+    tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling fields, for the engine."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+    @property
+    def voice_name(self) -> str | None:
+        """`voice`, in whichever form it came."""
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+    @field_validator("instructions", "language", "reference_text", "reference_audio")
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        return _without_nul(value) or None
+
+    @model_validator(mode="after")
+    def _task_has_what_it_needs(self) -> VoiceFields:
+        if self.task_type == "Base" and self.reference_audio is None and self.voice is None:
+            raise ValueError("task_type: Base clones a voice; give reference_audio, or the name of an uploaded voice")
+        if self.task_type == "VoiceDesign" and self.instructions is None:
+            raise ValueError("task_type: VoiceDesign needs instructions that describe the voice")
+        if self.task_type == "CustomVoice" and self.reference_audio is not None:
+            raise ValueError("task_type: CustomVoice speaks with a named voice; leave out reference_audio")
+        return self
+
+
+class SpeechBody(VoiceFields):
+    """POST /v1/audio/speech."""
+
+    input: str
+    #: The same seed and request give the same speech; absent: drawn, and reported in X-Seed.
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    #: "audio": encoded bytes as they are made. "sse": OpenAI's speech.audio events.
+    stream_format: Literal["audio", "sse"] | None = None
+    #: false: one answer with exact sizes. true without stream_format: sse, as vLLM-Omni has it.
+    stream: bool | None = None
+
+    @field_validator("input")
+    @classmethod
+    def _speakable(cls, value: str) -> str:
+        return check_text(value)
+
+    @model_validator(mode="after")
+    def _one_answer(self) -> SpeechBody:
+        if self.stream is False and self.stream_format is not None:
+            raise ValueError("stream: false asks for one whole answer; leave out stream_format")
+        return self
+
+    @property
+    def delivery(self) -> Literal["stream", "sse", "whole"]:
+        """How the audio is sent."""
+        if self.stream is False:
+            return "whole"
+        return "sse" if self.stream_format == "sse" or (self.stream and self.stream_format is None) else "stream"
+
+
+class BatchBody(VoiceFields):
+    """POST /v1/audio/speech/batch: `items` are speech requests; the other fields are what they take where theirs is
+    absent. Items are checked one by one, so that a bad one does not spoil the rest.
+    """
+
+    items: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    #: A JSON document with base64 audio, or a zip archive of audio files and that document.
+    output: Literal["json", "zip"] = "json"
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def check_text(text: str) -> str:
+    """`text`, if it can be spoken; ValueError says what is wrong with it."""
+    if not _without_nul(text):
+        raise ValueError("is empty; give at least one word")
+    if not any(unicodedata.category(character).startswith(_SPOKEN_CATEGORIES) for character in text):
+        raise ValueError("has no letter or digit, so there is nothing to speak; give at least one word")
+    return text
+
+
+def read_json(raw: bytes) -> dict[str, Any]:
+    """The object in a request's body. Raises InvalidRequestError."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidRequestError(f"the body is not valid JSON{where}; send one JSON object") from None
+    if not isinstance(document, dict):
+        raise InvalidRequestError(f"the body is a JSON {_kind(document)}; send one JSON object")
+    return document
+
+
+def read_body(model: type[AnyBody], document: dict[str, Any], settings: ServerSettings) -> AnyBody:
+    """`document` as a `model`. Raises InvalidRequestError that names the field at fault."""
+    given: dict[str, str] = {}
+    fields: dict[str, Any] = {}
+    for name, value in document.items():
+        ours = ALIASES.get(name, name)
+        if ours in fields:
+            raise InvalidRequestError(f"{name} and {given[ours]} are the same; give one of them", param=name)
+        fields[ours], given[ours] = value, name
+    unknown = [name for name in fields if name not in model.model_fields]
+    if unknown and settings.strict_fields:
+        noun = "an unknown field" if len(unknown) == 1 else "unknown fields"
+        raise InvalidRequestError(f"{', '.join(unknown)[:200]}: {noun}; leave out or correct", param=unknown[0])
+    for name in unknown:
+        del fields[name]
+    try:
+        body = model.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(error, given) from None
+    return body
+
+
+def _refusal(error: ValidationError, given: dict[str, str]) -> InvalidRequestError:
+    problem = error.errors()[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:  # a rule between fields, which names the one at fault
+        name, _, rest = message.partition(": ")
+        return InvalidRequestError(f"{name} {rest}" if rest.startswith("is") else message, param=name)
+    ours = str(problem["loc"][0])
+    name = given.get(ours, ours)
+    if problem["type"] == "missing":
+        return InvalidRequestError(f"{name} is missing; give it", param=name)
+    if problem["type"] == "value_error":
+        return InvalidRequestError(f"{name} {message}", param=name)
+    value = problem["input"]
+    shown = f" is {value!r}," if isinstance(value, int | float) else ""  # texts are not repeated
+    return InvalidRequestError(f"{name}{shown} which does not do: {message[0].lower()}{message[1:]}", param=name)
+
+
+def _without_nul(text: str | None) -> str:
+    if text is None:
+        return ""
+    if "\x00" in text:
+        raise ValueError("contains a NUL character; remove it")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("contains a lone surrogate, which is not a character; fix the text's encoding")
+    return text.strip()
+
+
+def _kind(value: object) -> str:
+    names = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", type(None): "null"}
+    return names[type(value)]

@@ -1,0 +1,50 @@
+"""What the routes work with: one frozen bundle, found at `app.state.services`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import HTTPConnection
+
+from hocket.client import State
+from hocket.core import SpeechRequest
+from hocket.engine.messages import Ready, Stats
+from hocket.engine.speech_stream import SpeechStream
+from hocket.server.admission import Admission
+from hocket.server.metrics import Metrics
+from hocket.server.settings import ServerSettings
+from hocket.server.voices import VoiceStore
+
+
+class SpeechClient(Protocol):
+    """What the server asks of `hocket.client.EngineClient`, which says what each call does."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def facts(self) -> Ready: ...
+    async def submit(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> SpeechStream: ...
+    async def stats(self) -> Stats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One of each for a server."""
+
+    client: SpeechClient
+    settings: ServerSettings
+    voices: VoiceStore
+    admission: Admission
+    metrics: Metrics
+    #: What the model is called in /v1/models.
+    model_name: str
+
+
+def services_of(connection: HTTPConnection) -> Services:
+    """The services of the app that `connection` came to."""
+    services = connection.app.state.services
+    assert isinstance(services, Services)
+    return services

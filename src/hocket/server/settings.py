@@ -1,0 +1,100 @@
+"""What a server is told: one frozen tree of settings, which profiles fill (see `profiles.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hocket.config import EngineConfig, NonNegativeFloat, PositiveFloat, PositiveInt
+from hocket.core import StrictModel
+from hocket.engine.messages import EngineSpec
+
+ResponseFormat = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
+
+
+class ServerSettings(StrictModel):
+    """How the HTTP side behaves."""
+
+    host: str = "127.0.0.1"
+    #: 0 takes any free port; the ready line names it.
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    #: Any of these opens /v1. None: everybody may.
+    api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+
+    #: What the model is called in /v1/models; None: its folder or hub id, `babble` for the built-in one.
+    model_name: str | None = None
+    #: Further names that requests may give, so that programs written for another service run unchanged.
+    model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+    #: Where a request names none. OpenAI's default is mp3.
+    response_format: ResponseFormat = "mp3"
+    #: Unknown fields of a request are an error; otherwise they are ignored.
+    strict_fields: bool = True
+
+    #: Of the input of one request.
+    max_characters: PositiveInt = 10_000
+    #: Longer texts are split at sentences; 400 letters are half a minute.
+    segment_characters: Annotated[int, Field(ge=20)] = 400
+    #: Silence between the pieces of a split text.
+    segment_pause_ms: NonNegativeFloat = 150.0
+    batch_items: PositiveInt = 64
+    #: Items of one batch that are spoken at the same time.
+    batch_concurrency: PositiveInt = 8
+
+    max_body_bytes: PositiveInt = 32 * 2**20
+    #: A body that takes longer to arrive is given up.
+    body_seconds: PositiveFloat = 60.0
+    #: Requests beyond the engine's rows that may wait; more are refused.
+    max_queue: Annotated[int, Field(ge=0)] = 64
+    #: Open requests of one API key, or of one address where no keys are set. None: any number.
+    max_open_per_key: PositiveInt | None = None
+    #: A request whose audio has not begun by then is refused.
+    first_audio_seconds: PositiveFloat = 60.0
+    #: The whole of a request, its listener's pace included.
+    request_seconds: PositiveFloat = 1800.0
+    #: A listener that takes nothing for this long has gone.
+    stall_seconds: PositiveFloat = 60.0
+    #: Audio of one request that may wait for its listener: 64 MiB are 175 s of 48 kHz stereo.
+    buffer_bytes: PositiveInt = 64 * 2**20
+    #: After SIGTERM, open requests may go on for this long.
+    drain_seconds: NonNegativeFloat = 30.0
+
+    #: Where uploaded voices are kept. None: `voices` in Hocket's folder.
+    voices_folder: Path | None = None
+    max_voice_bytes: PositiveInt = 10 * 2**20
+    #: References may be `file:` addresses in this folder. None: no files.
+    reference_folder: Path | None = None
+    reference_urls: bool = True
+    #: Private, loopback and link-local addresses, too. Only where every client is trusted.
+    reference_private_urls: bool = False
+    reference_url_seconds: PositiveFloat = 10.0
+
+
+class Profile(StrictModel):
+    """Everything that `hocket serve` runs with."""
+
+    #: Checkpoint folder or hub id; None: the built-in model.
+    model: str | None = None
+    codec: str | None = None
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    engine: EngineConfig = EngineConfig()
+    server: ServerSettings = ServerSettings()
+
+    @property
+    def engine_spec(self) -> EngineSpec:
+        """What the worker loads."""
+        return EngineSpec(
+            model=self.model,
+            codec=self.codec,
+            device=self.device,
+            dtype=self.dtype,
+            config=self.engine,
+            drain_seconds=self.server.drain_seconds,
+        )
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in /v1/models."""
+        return self.server.model_name or self.model or "babble"
