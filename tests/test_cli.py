@@ -152,7 +152,7 @@ def test_a_recording_in_any_format(rate: int) -> None:
         done = run("codec", "encode", f"in.{suffix}", "-o", "codes.npy")
         assert done.code == 0, done.err
         encoded[suffix] = np.load("codes.npy")
-        assert encoded[suffix].shape[1] == 8
+        assert encoded[suffix].shape[1] == 10
         assert abs(len(encoded[suffix]) - 15) <= 1
         done = run("codec", "decode", "codes.npy", "-o", f"back.{suffix}")
         assert done.code == 0, done.err

@@ -131,6 +131,39 @@ def say(
         print("note: the built-in model is a random placeholder: it babbles, it cannot speak yet", file=sys.stderr)
 
 
+@app.command()
+def serve(
+    model: Annotated[str | None, typer.Argument(help="Checkpoint folder or hub id; default: built in.")] = None,
+    profile: Annotated[str | None, typer.Option(help="default, throughput, latency, cpu, or a YAML file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. engine.rows=32.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen at; default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen at, 0 for a free one; default: 8000.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Clients must send it; may be repeated.")] = None,
+    print_config: Annotated[bool, typer.Option(help="Print every setting and its origin, and leave.")] = False,
+) -> None:
+    """Serve speech over an OpenAI-compatible API."""
+    from hocket.config import Environment
+    from hocket.server.profiles import Layer, load_profile, parse_settings
+
+    environment = Environment.read()
+    key = environment.api_key
+    flags = {"model": model, "server.host": host, "server.port": port, "server.api_keys": api_key}
+    loaded = load_profile(
+        profile or environment.profile or "default",
+        Layer("HOCKET_API_KEY", {} if key is None else {"server.api_keys": [key]}),
+        parse_settings(settings or []),
+        Layer("flag", {name: value for name, value in flags.items() if value is not None}),
+    )
+    if print_config:
+        _print(loaded.table())
+        return
+    from hocket.server.serve import serve as run
+
+    run(loaded.profile, environment.home)
+
+
 @codec_app.command("encode")
 def codec_encode(
     audio: Annotated[Path, typer.Argument(help="Audio file.")],
@@ -192,13 +225,14 @@ def codec_decode(
 def info(
     model: Annotated[str | None, typer.Argument(help="Checkpoint folder or hub id; default: built in.")] = None,
     dtype: Dtype = "float32",
+    rows: Annotated[int | None, typer.Option(min=1, help="Also plan the memory of an engine of N rows.")] = None,
     as_json: Json = False,
 ) -> None:
     """Describe a checkpoint: family, dimensions, parameters, memory."""
-    from hocket.engine.engine import parse_dtype
+    from hocket.engine.loading import parse_dtype
     from hocket.info import describe
 
-    facts = describe(model, parse_dtype(dtype))
+    facts = describe(model, parse_dtype(dtype), rows)
     if as_json:
         _print(json.dumps(facts))
         return
@@ -273,7 +307,7 @@ def _request(**fields: Any) -> SpeechRequest:
 
 
 def _load_codec(codec: str | None, device: str, dtype: str) -> LoadedCodec:
-    from hocket.engine.engine import parse_device, parse_dtype
+    from hocket.engine.loading import parse_device, parse_dtype
     from hocket.models.checkpoint import resolve_checkpoint
     from hocket.models.registry import builtin_model, load_codec
 

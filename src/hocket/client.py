@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -24,8 +23,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from hocket.audio import MAX_SAMPLE_RATE, decode_audio
-from hocket.core import AudioArray, AudioChunk, Reference, Speech, SpeechRequest
+from hocket.core import AudioChunk, PreparedReference, Reference, Speech, SpeechRequest
 from hocket.engine.link import Link
 from hocket.engine.messages import (
     HEARTBEAT_SECONDS,
@@ -35,24 +33,24 @@ from hocket.engine.messages import (
     EngineSpec,
     FromWorker,
     Heartbeat,
+    OutMessage,
     Ready,
     Rejected,
     Stats,
     Stopped,
+    convert_message,
     read_chunk,
     submit_message,
 )
 from hocket.engine.speech_stream import SpeechStream
 from hocket.engine.supervisor import Supervisor
 from hocket.errors import (
-    AudioFileError,
     CapacityError,
     EngineStoppedError,
     HocketError,
     InvalidRequestError,
-    ReferenceAudioError,
 )
-from hocket.prompt.reference import load_reference_codes
+from hocket.prompt.reference import load_reference_codes, prepare_reference
 
 _LOG = logging.getLogger("hocket.worker")
 
@@ -158,12 +156,21 @@ class EngineClient:
             raise InvalidRequestError(
                 f"a request {request_id!r} is open already; choose another id", param="request_id"
             )
-        assert self._link is not None
-        self._link.send(submit_message(request_id, request, references, priority=priority, streaming=streaming))
-        stream = SpeechStream(request_id, self._buffer_bytes, self._cancel)
-        self._streams[request_id] = stream
-        self._quiet.clear()
-        return stream
+        message = submit_message(request_id, request, references, priority=priority, streaming=streaming)
+        return self._open(request_id, message)
+
+    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
+        """Codes [frames, codebooks] of float32 audio at the engine's rate and channels, with all codebooks when None.
+
+        It is done in pieces, beside speech. Raises InvalidRequestError, CapacityError, EngineStoppedError.
+        """
+        content = PreparedReference(samples_CS, self._serving().sample_rate)
+        return np.concatenate([chunk.codes for chunk in await self._convert(content, n_codebooks)])
+
+    async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Audio float32 [C, S] of codes of the first N codebooks. In pieces and with the errors of `encode`."""
+        self._serving()
+        return np.concatenate([chunk.samples for chunk in await self._convert(codes_FN, None)], axis=1)
 
     async def generate(self, request: SpeechRequest, *, priority: int = 0) -> Speech:
         """Speak `request` and return everything, as `Engine.generate` does. Raises what a stream raises."""
@@ -305,6 +312,27 @@ class EngineClient:
             raise self._absence()
         return self._facts
 
+    async def _convert(
+        self, content: PreparedReference | NDArray[np.int64], n_codebooks: int | None
+    ) -> list[AudioChunk]:
+        """The chunks of a conversion, but for its end."""
+        self._names += 1
+        name = f"conversion-{self._names}"
+        async with self._open(name, convert_message(name, content, n_codebooks)) as stream:
+            chunks = [chunk async for chunk in stream]
+        assert chunks[-1].end is not None
+        if chunks[-1].end.finish_reason == "cancelled":
+            raise EngineStoppedError("the engine is about to stop; send the request again")
+        return chunks[:-1]
+
+    def _open(self, request_id: str, message: OutMessage) -> SpeechStream:
+        assert self._link is not None
+        self._link.send(message)
+        stream = SpeechStream(request_id, self._buffer_bytes, self._cancel)
+        self._streams[request_id] = stream
+        self._quiet.clear()
+        return stream
+
     def _forget(self, request_id: str) -> SpeechStream:
         stream = self._streams.pop(request_id)
         if not self._streams:
@@ -318,28 +346,19 @@ class EngineClient:
             self._link.send(Cancel(stream.request_id))
 
 
-async def _read_reference(reference: Reference, facts: Ready) -> AudioArray | NDArray[np.int64]:
-    """A reference as it travels: codes, or float32 samples at the recording's own rate. Raises ReferenceAudioError."""
+async def _read_reference(reference: Reference, facts: Ready) -> PreparedReference | NDArray[np.int64]:
+    """A reference as it travels: codes, or a recording ready to be encoded. Raises ReferenceAudioError.
+
+    Decoding and resampling take up to 0.3 s for a minute of audio, so they run beside the event loop.
+    """
     codes = load_reference_codes(reference)
     if codes is not None:
         return codes
-    if isinstance(reference, AudioArray):
-        samples, rate = reference.samples, reference.sample_rate
-        if not (isinstance(samples, np.ndarray) and np.issubdtype(samples.dtype, np.floating)):
-            raise ReferenceAudioError(
-                "the reference's samples are not a numpy array of floats in [-1, 1]; convert them", param="reference"
-            )
-        if not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_SAMPLE_RATE:
-            raise ReferenceAudioError(
-                f"the reference's sample rate is {rate} Hz; give a whole number from 1 to {MAX_SAMPLE_RATE}",
-                param="reference",
-            )
-        return AudioArray(samples.astype(np.float32, copy=False), int(rate))
-    assert isinstance(reference, bytes | str | Path)
-    source = Path(reference) if isinstance(reference, str) else reference
-    try:
-        return await asyncio.to_thread(
-            decode_audio, source, max_bytes=facts.reference_max_file_bytes, max_seconds=facts.reference_max_seconds
-        )
-    except AudioFileError as error:
-        raise ReferenceAudioError(str(error), param="reference") from error
+    samples = await asyncio.to_thread(
+        prepare_reference,
+        reference,
+        sample_rate=facts.sample_rate,
+        channels=facts.channels,
+        limits=facts.reference_limits,
+    )
+    return PreparedReference(samples, facts.sample_rate)

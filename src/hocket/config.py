@@ -102,6 +102,8 @@ class EngineConfig(StrictModel):
     rows: PositiveInt = 16
     #: K/V rows for all requests together; None: `rows` times `max_context_rows`, so that none is ever preempted.
     kv_rows: PositiveInt | None = None
+    #: Device memory for weights, K/V, rings and workspace; K/V gets what the rest leaves. None: no bound.
+    memory_bytes: PositiveInt | None = None
     #: Longest prompt and speech together, in K/V rows; the model's own limit applies as well.
     max_context_rows: PositiveInt = 8192
     #: Positions that a K/V page holds.
@@ -129,7 +131,19 @@ class Environment(StrictModel):
 
     #: Set by users of the Hugging Face hub (`HF_HUB_OFFLINE`) to forbid downloads; only reported in messages here.
     hub_offline: bool
+    #: `HOCKET_PROFILE`: the profile that `hocket serve` uses when it is given none.
+    profile: str | None = None
+    #: `HOCKET_API_KEY`: a key for `hocket serve`, which other users of the machine cannot see as they see arguments.
+    api_key: str | None = None
+    #: `HOCKET_HOME`: where Hocket keeps what must survive a restart, such as uploaded voices.
+    home: Path = Path("~/.local/share/hocket")
 
     @classmethod
     def read(cls) -> Environment:
-        return cls(hub_offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"})
+        home = os.environ.get("HOCKET_HOME") or cls.model_fields["home"].default
+        return cls(
+            hub_offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"},
+            profile=os.environ.get("HOCKET_PROFILE") or None,
+            api_key=os.environ.get("HOCKET_API_KEY") or None,
+            home=Path(home).expanduser(),
+        )

@@ -79,8 +79,20 @@ class AudioArray:
         return self.samples.shape[-1] / self.sample_rate
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedReference:
+    """A recording that `prepare_reference` has already checked and brought to the codec's rate, channels and loudness.
+
+    float32 `samples` [C, S] at the codec's `sample_rate`. Front ends prepare recordings themselves, so that the
+    engine's thread does not have to resample.
+    """
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+
+
 #: A reference voice: a file, the bytes of a file, decoded audio, or codes [frames, >= n_vq] of the model's own codec.
-Reference = Path | str | bytes | AudioArray | NDArray[np.int64]
+Reference = Path | str | bytes | AudioArray | PreparedReference | NDArray[np.int64]
 
 
 class SpeechRequest(StrictModel):
@@ -138,7 +150,7 @@ class SpeechRequest(StrictModel):
     def _reference_kinds(cls, value: Any) -> tuple[Reference, ...]:
         items = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
         for item in items:
-            if not isinstance(item, Path | str | bytes | AudioArray | np.ndarray):
+            if not isinstance(item, Path | str | bytes | AudioArray | PreparedReference | np.ndarray):
                 raise ValueError(
                     f"is a {type(item).__name__}; give a path, the bytes of a file, an AudioArray or an array of codes"
                 )

@@ -8,10 +8,12 @@ from math import prod
 
 import torch
 
+from hocket.config import EngineConfig
+from hocket.engine.plan import plan_memory
 from hocket.errors import CheckpointError
 from hocket.models.checkpoint import read_config, resolve_checkpoint
 from hocket.models.moss_codec.config import MossCodecConfig
-from hocket.models.moss_codec.weights import codec_weight_table
+from hocket.models.moss_codec.weights import codec_weight_table, resident_bytes
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.weights import talker_weight_table
 from hocket.models.registry import builtin_model, checkpoint_kind, codec_folder
@@ -30,12 +32,13 @@ TALKER_PARTS = {
 CODEC_PARTS = {"encoder": "encoder", "decoder": "decoder", "quantizer": "quantizer"}
 
 
-def describe(model: str | None, dtype: torch.dtype) -> dict[str, Fact]:
+def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> dict[str, Fact]:
     """Facts about the checkpoint `model` (folder or hub id; the built-in one when None), in the order to print them.
 
     `parameters_*` are counts, tied copies not counted; `weight_bytes` is what they take in memory at `dtype` (a codec
     keeps norms and quantizer in float32). A talker is followed by its codec as `codec_*`, and by `total_*` of both; a
-    codec that is named but cannot be fetched is a line that says so. Raises CheckpointError, ConfigError.
+    codec that is named but cannot be fetched is a line that says so. With `rows`, `memory_*` is the plan that an engine
+    of so many rows follows. Raises CheckpointError, ConfigError.
     """
     folder = builtin_model() if model is None else resolve_checkpoint(model)
     kind, raw = checkpoint_kind(folder)
@@ -55,6 +58,7 @@ def describe(model: str | None, dtype: torch.dtype) -> dict[str, Fact]:
         "codec_checkpoint": str(belonging),
         **{f"codec_{name}": value for name, value in codec.items()},
         **totals,
+        **({} if rows is None else _memory(raw, read_config(belonging), dtype, rows)),
     }
 
 
@@ -86,6 +90,27 @@ def _codec(raw: Mapping[str, object], dtype: torch.dtype) -> dict[str, Fact]:
         "codebooks": config.n_codebooks,
         "codebook_size": config.codebook_size,
         **_parameters(codec_weight_table(config), CODEC_PARTS),
+    }
+
+
+def _memory(
+    talker_raw: Mapping[str, object], codec_raw: Mapping[str, object], dtype: torch.dtype, rows: int
+) -> dict[str, Fact]:
+    talker = MossLocalConfig.from_dict(talker_raw)
+    codec = replace(MossCodecConfig.from_dict(codec_raw), compute_dtype=dtype)
+    weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker_weight_table(talker, dtype))
+    plan = plan_memory(
+        EngineConfig(rows=rows), talker, codec, dtype=dtype, weight_bytes=weights + resident_bytes(codec)
+    )
+    return {
+        "memory_rows": plan.rows,
+        "memory_context_rows": plan.context_rows,
+        "memory_weight_bytes": plan.weight_bytes,
+        "memory_kv_bytes": plan.kv_bytes,
+        "memory_ring_bytes": plan.ring_bytes,
+        "memory_row_bytes": plan.row_bytes,
+        "memory_workspace_bytes": plan.workspace_bytes,
+        "memory_total_bytes": plan.total_bytes,
     }
 
 

@@ -21,6 +21,7 @@ from hocket.client import EngineClient
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
 from hocket.engine.messages import (
+    VERSION,
     Heartbeat,
     Hello,
     Ready,
@@ -295,7 +296,7 @@ def test_a_front_end_that_does_not_read_loses_its_requests_and_hears_why() -> No
         deaf = served.context.socket(zmq.DEALER)
         deaf.set_hwm(10)
         deaf.connect(served.endpoint)
-        deaf.send(encode(Hello(1)))
+        deaf.send(encode(Hello(VERSION)))
         message = submit_message("x", SpeechRequest(text="1000000"), [], priority=0, streaming=True)
         deaf.send_multipart(message)
         while not (await client.stats()).open_requests:
@@ -335,7 +336,7 @@ def test_a_front_end_that_goes_away_is_forgotten() -> None:
         with_client(served, body)
 
 
-@pytest.mark.parametrize("greeting", [encode(Hello(2)), b"\xc1", b""])
+@pytest.mark.parametrize("greeting", [encode(Hello(VERSION + 1)), b"\xc1", b""])
 def test_a_front_end_of_another_version_is_refused(greeting: bytes) -> None:
     with serving(FakeEngine()) as served:
         stranger = served.context.socket(zmq.DEALER)
@@ -352,7 +353,7 @@ def test_an_idle_worker_gives_signs_of_life() -> None:
     with serving(FakeEngine()) as served:
         socket = served.context.socket(zmq.DEALER)
         socket.connect(served.endpoint)
-        socket.send(encode(Hello(1)))
+        socket.send(encode(Hello(VERSION)))
         seen = []
         for _ in range(4):
             assert socket.poll(1000)

@@ -13,7 +13,16 @@ import zmq
 
 from hocket import errors
 from hocket.config import ChunkPolicy, EngineConfig
-from hocket.core import MAX_SEED, AudioArray, AudioChunk, RequestEnd, Sampling, SpeechRequest, Timings
+from hocket.core import (
+    MAX_SEED,
+    AudioArray,
+    AudioChunk,
+    PreparedReference,
+    RequestEnd,
+    Sampling,
+    SpeechRequest,
+    Timings,
+)
 from hocket.engine.messages import (
     Chunk,
     EngineSpec,
@@ -55,7 +64,7 @@ def test_request_travels_exactly() -> None:
     )
     samples = np.random.default_rng(0).normal(size=(3, 1000)).astype(np.float32)
     samples[0, :4] = [-0.0, math.inf, math.nan, 1e-45]
-    sent = submit_message("id", request, [AudioArray(samples, 44100)], priority=-3, streaming=False)
+    sent = submit_message("id", request, [PreparedReference(samples, 44100)], priority=-3, streaming=False)
     header, *frames = wire(sent)
     submit = decode_to_worker(header)
     assert isinstance(submit, Submit)
@@ -63,14 +72,14 @@ def test_request_travels_exactly() -> None:
     got = read_request(submit, frames)
     assert got.model_dump(exclude={"reference"}) == request.model_dump(exclude={"reference"})
     (reference,) = got.references
-    assert isinstance(reference, AudioArray)
+    assert isinstance(reference, PreparedReference)
     assert reference.sample_rate == 44100
     assert (reference.samples.shape, reference.samples.tobytes()) == (samples.shape, samples.tobytes())
 
 
 def test_defaults_and_several_references() -> None:
     codes = np.arange(24, dtype=np.int64).reshape(2, 12).T  # not contiguous
-    audio = AudioArray(np.arange(8, dtype=np.float32).reshape(4, 2).T, 16000)
+    audio = PreparedReference(np.arange(8, dtype=np.float32).reshape(4, 2).T, 16000)
     request = SpeechRequest(text="x", reference=[codes, audio])
     header, *frames = wire(submit_message("i", request, [codes, audio], priority=0, streaming=True))
     submit = decode_to_worker(header)
@@ -80,7 +89,7 @@ def test_defaults_and_several_references() -> None:
     assert got.seed is None
     first, second = got.references
     assert isinstance(first, np.ndarray)
-    assert isinstance(second, AudioArray)
+    assert isinstance(second, PreparedReference)
     np.testing.assert_array_equal(first, codes)
     np.testing.assert_array_equal(second.samples, audio.samples)
     assert read_request(*_submitted(SpeechRequest(text="y"))).references == ()

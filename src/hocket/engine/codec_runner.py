@@ -47,10 +47,6 @@ class CodecRunner:
         self._rows = max(rows, self._batch_rows)
         self._state = codec.new_decoder_state(self._rows, max_chunk_frames)
 
-    @property
-    def state_bytes(self) -> int:
-        return self._state.nbytes
-
     def start(self, row: int) -> None:
         """Begin a new stream on `row`: position 0, nothing of an earlier stream is visible."""
         self._state.reset(torch.tensor([row], device=self._device))

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, FinishReason, RequestEnd, Speech, SpeechRequest
 from hocket.engine.codec_runner import DecodedChunk
+from hocket.engine.conversions import Conversions
 from hocket.engine.intake import Intake
 from hocket.engine.job import Job, resolve_seed
 from hocket.engine.lanes import CodecLane, TalkerLane
 from hocket.engine.loading import EngineParts, load_parts, new_scheduler
-from hocket.engine.loading import parse_device as parse_device
-from hocket.engine.loading import parse_dtype as parse_dtype
 from hocket.engine.request import DecodeItem
 from hocket.engine.statistics import EngineStats, Meter
 from hocket.errors import EngineStoppedError, InvalidRequestError
@@ -80,6 +79,11 @@ class Engine:
         wishes = {name: value for name, value in (("rows", rows), ("strict", strict)) if value is not None}
         config = EngineConfig.model_validate((config or EngineConfig()).model_dump() | wishes)
         return cls(load_parts(model, codec, device=device, dtype=dtype, config=config))
+
+    @property
+    def conversions(self) -> Conversions | None:
+        """The codec for its own sake, stepped by whoever steps the engine; None without a codec."""
+        return self._parts.conversions
 
     @property
     def sample_rate(self) -> int:

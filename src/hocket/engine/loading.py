@@ -14,6 +14,8 @@ from torch import Tensor
 from hocket.config import EngineConfig
 from hocket.core import ResolvedSampling
 from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, CodecRunner, DecodedChunk, SamplesInFlight
+from hocket.engine.conversions import Conversions
+from hocket.engine.plan import MemoryPlan, plan_memory
 from hocket.engine.references import ReferenceEncoder
 from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.engine.scheduler import Scheduler, SchedulerConfig
@@ -76,6 +78,9 @@ class EngineParts:
     references: ReferenceEncoder | None
     #: Launch a frame before the stop flags of the one before were read.
     lookahead: bool
+    #: None: the runners are somebody else's.
+    memory: MemoryPlan | None = None
+    conversions: Conversions | None = None
 
 
 def load_parts(
@@ -101,9 +106,15 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         # With more threads a row's bits depend on which thread computed it (seen in matrix products of 7 rows and in
         # attention of one query, PyTorch 2.13), so on its place in the batch.
         torch.set_num_threads(1)
-    context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
-    pages = 1 + -(-(config.kv_rows or config.rows * context_rows) // config.page_rows)
-    codec_runner = references = None
+    weights = [*model.talker.parameters(), *(codec.parameters() if codec else ()), *(codec.buffers() if codec else ())]
+    plan = plan_memory(
+        config,
+        talker,
+        None if codec is None else codec.config,
+        dtype=next(model.talker.parameters()).dtype,
+        weight_bytes=sum(tensor.nbytes for tensor in weights),
+    )
+    codec_runner = references = conversions = None
     audio = AudioFormat(talker.sampling_rate, 1, 0.08)
     if codec is not None:
         shape = codec.config
@@ -114,24 +125,27 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         references = ReferenceEncoder(
             codec, n_codebooks=talker.n_vq, config=config.reference_cache, fixed_batch=config.strict
         )
+        conversions = Conversions(codec)
     return EngineParts(
         config=config,
         prompt=model.prompt,
         sampling=model.sampling,
         audio=audio,
         n_vq=talker.n_vq,
-        context_rows=context_rows,
-        pages=pages,
+        context_rows=plan.context_rows,
+        pages=plan.pages,
+        memory=plan,
         talker=TalkerRunner(
             model.talker,
             rows=config.rows,
-            pages=pages,
+            pages=plan.pages,
             page_rows=config.page_rows,
-            max_frames=context_rows,
+            max_frames=plan.context_rows,
             strict=config.strict,
         ),
         codec=codec_runner,
         references=references,
+        conversions=conversions,
         lookahead=device.type == "cuda" if config.lookahead is None else config.lookahead,
     )
 

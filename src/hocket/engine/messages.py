@@ -1,7 +1,7 @@
 """What front ends and the worker say to each other: one version, no pickle, large arrays in frames of their own.
 
 A message is a list of frames: a MessagePack header, then float32 or int64 arrays as they lie in memory. Samples stay
-float32, so that what arrives is what the engine made, bit for bit. Recordings travel decoded: paths and files are the
+float32, so that what arrives is what the engine made, bit for bit. Recordings travel prepared: paths and files are the
 front end's business.
 """
 
@@ -16,12 +16,21 @@ import zmq
 from numpy.typing import NDArray
 
 from hocket import errors
-from hocket.config import EngineConfig, NonNegativeFloat
-from hocket.core import AudioArray, AudioChunk, FinishReason, RequestEnd, Sampling, SpeechRequest, StrictModel, Timings
+from hocket.config import EngineConfig, NonNegativeFloat, ReferenceLimits
+from hocket.core import (
+    AudioChunk,
+    FinishReason,
+    PreparedReference,
+    RequestEnd,
+    Sampling,
+    SpeechRequest,
+    StrictModel,
+    Timings,
+)
 from hocket.engine.statistics import EngineStats
 
 #: Both ends must have the same; raised whenever a message changes.
-VERSION = 1
+VERSION = 3
 #: Seconds between signs of life of a worker.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.
@@ -104,6 +113,16 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     references: list[SentReference]
 
 
+class Convert(msgspec.Struct, frozen=True, array_like=True, tag="convert"):
+    """Samples to codes, or codes to audio; `convert_message` and `read_content` are the two ends of it."""
+
+    #: One of the names of requests; chunks come for it as for speech.
+    request_id: str
+    content: SentReference
+    #: Codebooks to encode with; None: all.
+    n_codebooks: int | None
+
+
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """End a request; its last chunk says so. No effect on one that is over."""
 
@@ -130,9 +149,23 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     rows: int
     max_waiting: int
     context_rows: int
-    #: Limits that the front end applies while it decodes reference recordings.
+    #: Tells whose codes are whose; empty without a codec.
+    codec_id: str
+    #: `ReferenceLimits`: the front end prepares reference recordings.
+    reference_min_seconds: float
     reference_max_seconds: float
+    reference_min_rms: float
     reference_max_file_bytes: int
+
+    @property
+    def reference_limits(self) -> ReferenceLimits:
+        """What a reference recording may be."""
+        return ReferenceLimits(
+            min_seconds=self.reference_min_seconds,
+            max_seconds=self.reference_max_seconds,
+            min_rms=self.reference_min_rms,
+            max_file_bytes=self.reference_max_file_bytes,
+        )
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -193,7 +226,7 @@ class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
     error: WireError
 
 
-ToWorker = Hello | Submit | Cancel | AskStats
+ToWorker = Hello | Submit | Convert | Cancel | AskStats
 FromWorker = Ready | Chunk | Rejected | Stats | Heartbeat | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
@@ -222,7 +255,7 @@ def decode_from_worker(header: zmq.Frame) -> FromWorker:
 def submit_message(
     request_id: str,
     request: SpeechRequest,
-    references: Sequence[AudioArray | NDArray[np.int64]],
+    references: Sequence[PreparedReference | NDArray[np.int64]],
     *,
     priority: int,
     streaming: bool,
@@ -231,11 +264,9 @@ def submit_message(
     sent: list[SentReference] = []
     arrays: OutMessage = []
     for reference in references:
-        rate, array = (
-            (reference.sample_rate, reference.samples) if isinstance(reference, AudioArray) else (None, reference)
-        )
-        sent.append(SentReference(array.shape, rate))
-        arrays.append(np.ascontiguousarray(array).data)
+        entry, array = _sent(reference)
+        sent.append(entry)
+        arrays.append(array)
     header = Submit(
         request_id,
         priority,
@@ -249,14 +280,35 @@ def submit_message(
 
 def read_request(header: Submit, frames: Sequence[zmq.Frame]) -> SpeechRequest:
     """The request that `submit_message` was given. `frames` are those behind the header."""
-    references: list[AudioArray | NDArray[np.int64]] = []
-    for sent, frame in zip(header.references, frames, strict=True):
-        if sent.sample_rate is None:
-            references.append(np.frombuffer(frame.buffer, np.int64).reshape(sent.shape))
-        else:
-            samples = np.frombuffer(frame.buffer, np.float32).reshape(sent.shape)
-            references.append(AudioArray(samples, sent.sample_rate))
+    references = [_received(sent, frame) for sent, frame in zip(header.references, frames, strict=True)]
     return SpeechRequest(**header.fields, sampling=Sampling(**header.sampling), reference=references or None)
+
+
+def convert_message(
+    request_id: str, content: PreparedReference | NDArray[np.int64], n_codebooks: int | None
+) -> OutMessage:
+    """A recording to be encoded, or codes to be decoded."""
+    entry, array = _sent(content)
+    return [encode(Convert(request_id, entry, n_codebooks)), array]
+
+
+def read_content(header: Convert, frames: Sequence[zmq.Frame]) -> PreparedReference | NDArray[np.int64]:
+    """The content that `convert_message` was given. `frames` are those behind the header."""
+    (frame,) = frames
+    return _received(header.content, frame)
+
+
+def _sent(reference: PreparedReference | NDArray[np.int64]) -> tuple[SentReference, memoryview]:
+    if isinstance(reference, PreparedReference):
+        rate, array = reference.sample_rate, reference.samples
+        return SentReference(array.shape, rate), np.ascontiguousarray(array).data
+    return SentReference(reference.shape, None), np.ascontiguousarray(reference).data
+
+
+def _received(sent: SentReference, frame: zmq.Frame) -> PreparedReference | NDArray[np.int64]:
+    if sent.sample_rate is None:
+        return np.frombuffer(frame.buffer, np.int64).reshape(sent.shape)
+    return PreparedReference(np.frombuffer(frame.buffer, np.float32).reshape(sent.shape), sent.sample_rate)
 
 
 # ---- audio

@@ -184,11 +184,16 @@ def _log_damage(path: Path, reason: str) -> None:
 
 
 def _fingerprint(codec: Codec, n_codebooks: int, device: torch.device, fixed_batch: bool) -> bytes:
-    """Tells apart whose codes may not be exchanged: codecs, by a sample of their weights, and roundings, by the device
-    and by whether shapes are fixed.
+    """Tells apart whose codes may not be exchanged: codecs, and roundings, by the device and by whether shapes are
+    fixed.
     """
-    facts = f"{codec.config!r} {n_codebooks} {device.type} {fixed_batch}"
-    digest = hashlib.blake2b(facts.encode(), digest_size=20)
+    facts = f"{codec_fingerprint(codec)} {n_codebooks} {device.type} {fixed_batch}"
+    return hashlib.blake2b(facts.encode(), digest_size=20).digest()
+
+
+def codec_fingerprint(codec: Codec) -> str:
+    """Tells codecs apart by configuration and a sample of their weights: the codes of one are noise to another."""
+    digest = hashlib.blake2b(repr(codec.config).encode(), digest_size=20)
     for parameter in codec.parameters():
         digest.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())
-    return digest.digest()
+    return digest.hexdigest()

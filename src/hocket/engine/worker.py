@@ -27,7 +27,8 @@ import msgspec
 import zmq
 
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, SpeechRequest
+from hocket.core import AudioChunk, PreparedReference, SpeechRequest
+from hocket.engine.conversions import Conversions
 from hocket.engine.engine import Engine
 from hocket.engine.messages import (
     HEARTBEAT_SECONDS,
@@ -35,6 +36,7 @@ from hocket.engine.messages import (
     VERSION,
     AskStats,
     Cancel,
+    Convert,
     EngineSpec,
     Heartbeat,
     Hello,
@@ -48,10 +50,11 @@ from hocket.engine.messages import (
     chunk_message,
     decode_to_worker,
     encode,
+    read_content,
     read_request,
 )
 from hocket.engine.statistics import EngineStats
-from hocket.errors import EngineStoppedError, HocketError
+from hocket.errors import EngineStoppedError, HocketError, InvalidRequestError
 
 _LOG = logging.getLogger("hocket.worker")
 
@@ -102,11 +105,13 @@ class Worker:
         engine: DrivenEngine,
         socket: zmq.Socket[bytes],
         *,
+        conversions: Conversions | None = None,
         model: str | None = None,
         drain_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._socket, self._model, self._clock = engine, socket, model, clock
+        self._conversions = conversions
         # Messages for a front end that has gone away, or that has stopped reading, are errors and not silence.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._drain_seconds = drain_seconds
@@ -132,7 +137,7 @@ class Worker:
         try:
             while not self._done():
                 self._receive()
-                if not self._engine.idle:
+                if not self._idle:
                     self._step()
                 self._beat()
         except Exception as error:
@@ -147,25 +152,32 @@ class Worker:
 
     def _step(self) -> None:
         failure: EngineStoppedError | None = None
-        for chunk in self._engine.step():
+        chunks = [] if self._engine.idle else self._engine.step()
+        if self._conversions is not None and not self._conversions.idle:
+            chunks += self._conversions.step()
+        for chunk in chunks:
             self._deliver(chunk)
             if chunk.end is not None and isinstance(chunk.end.error, EngineStoppedError):
                 failure = chunk.end.error
         if failure is not None:
             raise failure
 
+    @property
+    def _idle(self) -> bool:
+        return self._engine.idle and (self._conversions is None or self._conversions.idle)
+
     def _done(self) -> bool:
         if self._drain_wished and self._leave_at is None:
             self._leave_at = self._clock() + self._drain_seconds
             self._next_beat = 0.0  # front ends hear of it at once
-        return self._leave_at is not None and (self._engine.idle or self._clock() >= self._leave_at)
+        return self._leave_at is not None and (self._idle or self._clock() >= self._leave_at)
 
     # ---- in
 
     def _receive(self) -> None:
         """Handle what has arrived. Waits for it when there is nothing else to do."""
         now = self._clock()
-        if self._engine.idle:
+        if self._idle:
             self._socket.poll(max(0, math.ceil((self._next_beat - now) * 1e3)))
             now = self._clock()
         while self._clock() < now + _RECEIVE_SECONDS:
@@ -186,11 +198,11 @@ class Worker:
             self._welcome(identity, message)
         elif front_end is None:
             pass  # it was dropped, and finds out by the silence
-        elif isinstance(message, Submit):
+        elif isinstance(message, Submit | Convert):
             self._submit(front_end, message, frames[1:])
         elif isinstance(message, Cancel):
             if message.request_id in front_end.open:
-                self._engine.cancel(front_end.open[message.request_id])
+                self._cancel(front_end.open[message.request_id])
         else:
             assert isinstance(message, AskStats)
             stats = Stats(self._engine.stats(), len(self._front_ends), len(self._owners))
@@ -212,7 +224,10 @@ class Worker:
             rows=engine.config.rows,
             max_waiting=engine.config.max_waiting,
             context_rows=engine.context_rows,
+            codec_id="" if self._conversions is None else self._conversions.codec_id,
+            reference_min_seconds=limits.min_seconds,
             reference_max_seconds=limits.max_seconds,
+            reference_min_rms=limits.min_rms,
             reference_max_file_bytes=limits.max_file_bytes,
         )
         self._send(front_end, [encode(ready)])
@@ -223,19 +238,23 @@ class Worker:
         self._send(front_end, [encode(Stopped(WireError.of(EngineStoppedError(reason))))])
         self._drop(front_end)
 
-    def _submit(self, front_end: _FrontEnd, message: Submit, frames: Sequence[zmq.Frame]) -> None:
+    def _submit(self, front_end: _FrontEnd, message: Submit | Convert, frames: Sequence[zmq.Frame]) -> None:
         if self._leave_at is not None:
             self._reject(front_end, message, EngineStoppedError("the engine is about to stop; try again later"))
             return
         # Ids of different front ends may be equal; the engine's own never are.
         self._names += 1
+        engine_id = f"{self._names}"
         try:
-            engine_id = self._engine.add(
-                read_request(message, frames),
-                request_id=f"{self._names}",
-                priority=message.priority,
-                streaming=message.streaming,
-            )
+            if isinstance(message, Convert):
+                self._convert(engine_id, message, frames)
+            else:
+                self._engine.add(
+                    read_request(message, frames),
+                    request_id=engine_id,
+                    priority=message.priority,
+                    streaming=message.streaming,
+                )
         except HocketError as error:
             self._reject(front_end, message, error)
             if isinstance(error, EngineStoppedError):
@@ -249,6 +268,21 @@ class Worker:
             front_end.open[message.request_id] = engine_id
             self._owners[engine_id] = (front_end, message.request_id)
 
+    def _convert(self, engine_id: str, message: Convert, frames: Sequence[zmq.Frame]) -> None:
+        """Raises InvalidRequestError, CapacityError."""
+        if self._conversions is None:
+            raise InvalidRequestError("this engine has no codec, so there is nothing to encode or decode with")
+        content = read_content(message, frames)
+        if isinstance(content, PreparedReference):
+            self._conversions.encode(engine_id, content.samples, message.n_codebooks)
+        else:
+            self._conversions.decode(engine_id, content)
+
+    def _cancel(self, engine_id: str) -> None:
+        self._engine.cancel(engine_id)
+        if self._conversions is not None:
+            self._conversions.cancel(engine_id)
+
     # ---- out
 
     def _deliver(self, chunk: AudioChunk) -> None:
@@ -259,7 +293,7 @@ class Worker:
         if front_end.identity in self._front_ends:
             self._send(front_end, chunk_message(request_id, chunk))
 
-    def _reject(self, front_end: _FrontEnd, message: Submit, error: HocketError) -> None:
+    def _reject(self, front_end: _FrontEnd, message: Submit | Convert, error: HocketError) -> None:
         self._send(front_end, [encode(Rejected(message.request_id, WireError.of(error)))])
 
     def _beat(self) -> None:
@@ -295,7 +329,7 @@ class Worker:
     def _drop(self, front_end: _FrontEnd) -> None:
         self._front_ends.pop(front_end.identity, None)
         for engine_id in front_end.open.values():
-            self._engine.cancel(engine_id)
+            self._cancel(engine_id)
 
     def _stop_all(self, error: HocketError) -> None:
         """Last words; whoever misses them hears of it by the lost connection."""
@@ -322,7 +356,9 @@ def run_worker(endpoint: str, spec: EngineSpec) -> int:
     engine = Engine.load(spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config)
     _LOG.info("event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started)
     with zmq.Context() as context, open_socket(context, endpoint) as socket:
-        worker = Worker(engine, socket, model=spec.model, drain_seconds=spec.drain_seconds)
+        worker = Worker(
+            engine, socket, conversions=engine.conversions, model=spec.model, drain_seconds=spec.drain_seconds
+        )
 
         def drain(_signal: int, _frame: FrameType | None) -> None:
             worker.drain()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, resample
 from hocket.codes_file import as_codes, read_codes
 from hocket.config import ReferenceLimits
-from hocket.core import AudioArray, Reference
+from hocket.core import AudioArray, PreparedReference, Reference
 from hocket.errors import AudioFileError, ReferenceAudioError
 
 _TARGET_LOUDNESS_DB = -20.0
@@ -40,14 +40,17 @@ def load_reference_codes(reference: Reference) -> NDArray[np.int64] | None:
     return None
 
 
-def prepare_audio(path: Path, *, sample_rate: int, channels: int) -> NDArray[np.float32]:
-    """Any recording as float32 [channels, S] at `sample_rate` Hz, at its own loudness and of any length.
+def prepare_audio(
+    source: Path | bytes, *, sample_rate: int, channels: int, max_seconds: float = math.inf
+) -> NDArray[np.float32]:
+    """Any recording as float32 [channels, S] at `sample_rate` Hz, at its own loudness.
 
     Channels follow the rule of `prepare_reference`. Raises AudioFileError.
     """
-    audio = decode_audio(path, max_bytes=sys.maxsize, max_seconds=math.inf)
+    audio = decode_audio(source, max_bytes=sys.maxsize, max_seconds=max_seconds)
     if not np.isfinite(audio.samples).all():
-        raise AudioFileError(f"{str(path)!r} holds NaN or infinity; record or export it again")
+        name = repr(str(source)) if isinstance(source, Path) else "the audio"
+        raise AudioFileError(f"{name} holds NaN or infinity; record or export it again")
     return resample(_to_channels(audio.samples, channels), audio.sample_rate, sample_rate)
 
 
@@ -59,6 +62,13 @@ def prepare_reference(
     One channel is given to every channel of the codec, of more than it has the first ones are kept; a codec of one
     channel gets their mean. Limits are checked before anything else is done. Raises ReferenceAudioError.
     """
+    if isinstance(reference, PreparedReference):
+        if reference.sample_rate != sample_rate or reference.samples.shape[0] != channels:
+            raise _refusal(
+                f"the prepared reference has {reference.samples.shape[0]} channels at {reference.sample_rate} Hz; this "
+                f"model's codec takes {channels} at {sample_rate} Hz"
+            )
+        return reference.samples
     name = repr(str(reference)) if isinstance(reference, str | Path) else "the reference"
     audio = _read(reference, limits)
     if not limits.min_seconds <= audio.seconds <= limits.max_seconds:
@@ -87,7 +97,7 @@ def normalise_loudness(samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
     return samples_CS * np.float32(10.0 ** (gain_db / 20.0))
 
 
-def _read(reference: Reference, limits: ReferenceLimits) -> AudioArray:
+def _read(reference: Path | str | bytes | AudioArray | NDArray[np.int64], limits: ReferenceLimits) -> AudioArray:
     if isinstance(reference, np.ndarray):
         raise _refusal("the reference is an array without a sample rate; give AudioArray(samples, sample_rate)")
     if isinstance(reference, AudioArray):

@@ -143,6 +143,20 @@ class MossCodecConfig:
     def codebook_size(self) -> int:
         return self.quantizer.codebook_size
 
+    def state_bytes(self, direction: Literal["encoder", "decoder"], rows: int, max_chunk_frames: int) -> int:
+        """Bytes of the rings of `rows` streams (see `state.CodecState`)."""
+        stages = self.encoder if direction == "encoder" else self.decoder
+        return sum(
+            2
+            * stage.layers
+            * rows
+            * stage.width
+            * self.compute_dtype.itemsize
+            * (stage.context_tokens + max_chunk_frames * stage.tokens_per_frame)
+            for stage in stages
+            if isinstance(stage, TransformerSpec)
+        )
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> MossCodecConfig:
         """Reads a checkpoint's `config.json`. Raises ConfigError naming the key at fault."""

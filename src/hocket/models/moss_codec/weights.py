@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import torch
 
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
+from hocket.models.moss_codec.quantizer import ResidualLFQ
 from hocket.models.weights import WeightEntry
 
 
@@ -22,6 +24,16 @@ def codec_weight_table(config: MossCodecConfig) -> list[WeightEntry]:
                 table.extend(_stage(f"{chain}.{i}", spec, config.compute_dtype))
     table.extend(_quantizer(config))
     return table
+
+
+def resident_bytes(config: MossCodecConfig) -> int:
+    """Bytes of a loaded codec: the quantizer's weight normalisation is folded, and its tables are built."""
+    with torch.device("meta"):
+        quantizer = ResidualLFQ(config.quantizer)
+        quantizer.finalize()
+    folded = sum(tensor.nbytes for tensor in (*quantizer.parameters(), *quantizer.buffers()))
+    chains = (entry for entry in codec_weight_table(config) if not entry.parameter.startswith("quantizer."))
+    return folded + sum(prod(entry.shape) * entry.dtype.itemsize for entry in chains)
 
 
 def _stage(prefix: str, spec: TransformerSpec, dtype: torch.dtype) -> Iterator[WeightEntry]:

@@ -1,0 +1,152 @@
+"""The codec for its own sake: recordings to codes and codes to audio, a bounded piece a step beside all speech.
+
+A conversion's chunks look like those of speech: audio with the codes that it came from, or codes without audio, and
+then an end. So whatever carries speech carries them, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hocket.core import AudioChunk, FinishReason, RequestEnd, Timings
+from hocket.engine.references import codec_fingerprint
+from hocket.errors import CapacityError, InvalidRequestError
+from hocket.models.family import Codec
+
+#: Frames of a piece: 1.3 s of audio. A step that has one takes longer by about as much as one chunk of speech.
+PIECE_FRAMES = 16
+#: Conversions that may wait.
+MAX_WAITING = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Conversion:
+    name: str
+    #: float32 [C, whole frames] to be encoded, or int64 [F, N] to be decoded.
+    content: NDArray[np.float32] | NDArray[np.int64]
+    #: Of an encoding; None: all.
+    n_codebooks: int | None
+    frames: int
+    started: float
+    done: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        return np.issubdtype(self.content.dtype, np.integer)
+
+
+class Conversions:
+    """A queue, and one codec stream of each direction; the first in line is worked on until it is over."""
+
+    def __init__(self, codec: Codec, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._codec, self._clock = codec, clock
+        #: Names the codec: codes are of no use to another.
+        self.codec_id = codec_fingerprint(codec)
+        self._device = next(codec.parameters()).device
+        self._row_B = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._encoder = codec.new_encoder_state(1, PIECE_FRAMES)
+        self._decoder = codec.new_decoder_state(1, PIECE_FRAMES)
+        self._queue: deque[_Conversion] = deque()
+        #: Ends of those that were cancelled, for the next step to hand out.
+        self._ended: list[AudioChunk] = []
+
+    @property
+    def idle(self) -> bool:
+        """`step` would do nothing."""
+        return not (self._queue or self._ended)
+
+    def encode(self, name: str, samples_CS: NDArray[np.float32], n_codebooks: int | None) -> None:
+        """Queue a recording at the codec's rate and channels; an unfinished frame at its end is padded with silence.
+
+        Raises InvalidRequestError, CapacityError.
+        """
+        config = self._codec.config
+        if samples_CS.ndim != 2 or samples_CS.shape[0] != config.channels or not samples_CS.shape[1]:
+            raise InvalidRequestError(
+                f"the audio has the shape {samples_CS.shape}; give [{config.channels}, samples]", param="audio"
+            )
+        if n_codebooks is not None and not 1 <= n_codebooks <= config.n_codebooks:
+            raise InvalidRequestError(
+                f"codebooks is {n_codebooks}; this codec has {config.n_codebooks}", param="codebooks"
+            )
+        frames = -(-samples_CS.shape[1] // config.frame_samples)
+        padding = frames * config.frame_samples - samples_CS.shape[1]
+        whole_CS = np.pad(samples_CS, ((0, 0), (0, padding)))
+        self._open(_Conversion(name, whole_CS, n_codebooks, frames, self._clock()))
+
+    def decode(self, name: str, codes_FN: NDArray[np.int64]) -> None:
+        """Queue codes of the first N codebooks. Raises InvalidRequestError, CapacityError."""
+        config = self._codec.config
+        if codes_FN.ndim != 2 or not codes_FN.size or codes_FN.shape[1] > config.n_codebooks:
+            raise InvalidRequestError(
+                f"codes have the shape {codes_FN.shape}; give [frames, 1 .. {config.n_codebooks}]", param="codes"
+            )
+        if codes_FN.min() < 0 or codes_FN.max() >= config.codebook_size:
+            raise InvalidRequestError(f"codes are 0 .. {config.codebook_size - 1}; correct them", param="codes")
+        self._open(_Conversion(name, codes_FN, None, len(codes_FN), self._clock()))
+
+    def cancel(self, name: str) -> None:
+        """End a conversion; the next step says so. No effect on one that is over."""
+        for job in self._queue:
+            if job.name == name:
+                self._queue.remove(job)
+                self._ended.append(self._end(job, "cancelled"))
+                return
+
+    @torch.inference_mode()
+    def step(self) -> list[AudioChunk]:
+        """Convert a piece; its chunk, behind it the end of a conversion that is over."""
+        chunks, self._ended = self._ended, []
+        if not self._queue:
+            return chunks
+        job = self._queue[0]
+        if not job.done:
+            (self._decoder if job.is_decoding else self._encoder).reset(self._row_B)
+        chunks.append(self._decode_piece(job) if job.is_decoding else self._encode_piece(job))
+        job.done += PIECE_FRAMES
+        if job.done >= job.frames:
+            self._queue.popleft()
+            chunks.append(self._end(job, "stop"))
+        return chunks
+
+    def _open(self, job: _Conversion) -> None:
+        if len(self._queue) >= MAX_WAITING:
+            raise CapacityError(f"{MAX_WAITING} conversions are waiting already; try again later")
+        self._queue.append(job)
+
+    def _encode_piece(self, job: _Conversion) -> AudioChunk:
+        size = PIECE_FRAMES * self._codec.config.frame_samples
+        first = job.done * self._codec.config.frame_samples
+        piece_CS = np.ascontiguousarray(job.content[:, first : first + size], np.float32)
+        samples_BCS = torch.from_numpy(piece_CS)[None].to(self._device)
+        codes_BTN = self._codec.encode(samples_BCS, self._encoder, self._row_B, None, job.n_codebooks)
+        return self._chunk(job, self._silence(), codes_BTN[0].cpu().numpy())
+
+    def _decode_piece(self, job: _Conversion) -> AudioChunk:
+        piece_FN = np.ascontiguousarray(job.content[job.done : job.done + PIECE_FRAMES], np.int64)
+        codes_BTN = torch.from_numpy(piece_FN)[None].to(self._device)
+        samples_BCS = self._codec.decode(codes_BTN, self._decoder, self._row_B)
+        return self._chunk(job, samples_BCS[0].cpu().numpy(), piece_FN)
+
+    def _end(self, job: _Conversion, reason: FinishReason) -> AudioChunk:
+        end = RequestEnd(reason, 0, Timings(total_seconds=self._clock() - job.started))
+        return self._chunk(job, self._silence(), np.zeros((0, 0), np.int64), end)
+
+    def _chunk(
+        self,
+        job: _Conversion,
+        samples_CS: NDArray[np.float32],
+        codes_FN: NDArray[np.int64],
+        end: RequestEnd | None = None,
+    ) -> AudioChunk:
+        return AudioChunk(job.name, samples_CS, self._codec.config.sample_rate, codes_FN, end)
+
+    def _silence(self) -> NDArray[np.float32]:
+        return np.zeros((self._codec.config.channels, 0), np.float32)

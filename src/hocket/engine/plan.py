@@ -1,0 +1,85 @@
+"""What an engine takes of its device, from shapes alone: one plan for `hocket info`, for budgets and for the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hocket.config import EngineConfig
+from hocket.engine.codec_runner import STRICT_BATCH_STREAMS
+from hocket.engine.conversions import PIECE_FRAMES
+from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
+from hocket.errors import ConfigError
+from hocket.models.family import CodecConfig, TalkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by owner, and the sizes they follow from."""
+
+    rows: int
+    #: Longest prompt and speech together, in K/V rows.
+    context_rows: int
+    #: K/V pages, the scratch page included.
+    pages: int
+    weight_bytes: int
+    kv_bytes: int
+    #: Codec rings: of the decoder's rows, of the reference encoder, and one of each for conversions.
+    ring_bytes: int
+    #: Hidden states, codes, penalty history and sampling parameters.
+    row_bytes: int
+    #: Keys and values of one layer, which plain attention gathers from their pages, when every row is full.
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.ring_bytes + self.row_bytes + self.workspace_bytes
+
+
+def plan_memory(
+    config: EngineConfig, talker: TalkerConfig, codec: CodecConfig | None, *, dtype: torch.dtype, weight_bytes: int
+) -> MemoryPlan:
+    """The plan for an engine with these models; with `config.memory_bytes`, K/V gets what the rest leaves of it.
+
+    Raises ConfigError when the budget leaves less than one full-length request.
+    """
+    kv_row_bytes = 2 * talker.layers * talker.kv_heads * talker.head_dim * dtype.itemsize
+    context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
+    ring_bytes = 0
+    if codec is not None:
+        rows = max(config.rows, STRICT_BATCH_STREAMS) if config.strict else config.rows
+        ring_bytes = codec.state_bytes("decoder", rows, max(config.chunks.sizes))
+        ring_bytes += codec.state_bytes("encoder", ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
+        ring_bytes += sum(codec.state_bytes(way, 1, PIECE_FRAMES) for way in ("encoder", "decoder"))
+    row_bytes = (config.rows + 1) * (
+        talker.hidden_size * dtype.itemsize
+        + talker.n_vq * max(talker.audio_codebook_sizes)
+        + 2 * torch.int64.itemsize
+        + 4 * torch.float32.itemsize
+        + context_rows * talker.n_vq * torch.int16.itemsize
+    )
+    workspace_bytes = config.rows * context_rows * kv_row_bytes // talker.layers
+    kv_rows = config.kv_rows or config.rows * context_rows
+    if config.memory_bytes is not None:
+        left = config.memory_bytes - weight_bytes - ring_bytes - row_bytes - workspace_bytes
+        # One page less than fits: the scratch page takes it.
+        kv_rows = min(kv_rows, (left // (kv_row_bytes * config.page_rows) - 1) * config.page_rows)
+        if kv_rows < context_rows:
+            raise ConfigError(
+                f"memory_bytes is {config.memory_bytes:,}; weights, rings and rows leave {max(0, left):,} of it, and "
+                f"one request of {context_rows} K/V rows takes {context_rows * kv_row_bytes:,}; raise it, or lower "
+                "rows or max_context_rows",
+                param="memory_bytes",
+            )
+    pages = 1 + -(-kv_rows // config.page_rows)
+    return MemoryPlan(
+        rows=config.rows,
+        context_rows=context_rows,
+        pages=pages,
+        weight_bytes=weight_bytes,
+        kv_bytes=pages * config.page_rows * kv_row_bytes,
+        ring_bytes=ring_bytes,
+        row_bytes=row_bytes,
+        workspace_bytes=workspace_bytes,
+    )

@@ -1,0 +1,79 @@
+"""The memory plan: what `hocket info --rows` says, what the engine says, and what the tensors take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hocket import Engine
+from hocket.config import ChunkPolicy, EngineConfig
+from hocket.engine.codec_runner import CodecRunner
+from hocket.engine.loading import EngineParts, load_parts
+from hocket.engine.plan import MemoryPlan
+from hocket.engine.talker_runner import TalkerRunner
+from hocket.errors import ConfigError
+from hocket.info import describe
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def parts_of(golden: Path, config: EngineConfig, dtype: str = "float32") -> EngineParts:
+    return load_parts(golden / "local_tiny", golden / "codec2_tiny", device="cpu", dtype=dtype, config=config)
+
+
+def plan_of(parts: EngineParts) -> MemoryPlan:
+    assert parts.memory is not None
+    return parts.memory
+
+
+def tensors_of(thing: object) -> Iterator[Tensor]:
+    """The tensors that an object holds itself."""
+    yield from (value for value in vars(thing).values() if isinstance(value, Tensor))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_the_plan_is_what_the_tensors_take(golden: Path, dtype: str, strict: bool) -> None:
+    config = EngineConfig(rows=3, max_context_rows=320, strict=strict, chunks=ChunkPolicy(steady_chunk_frames=9))
+    parts = parts_of(golden, config, dtype)
+    plan, talker, codec, references = plan_of(parts), parts.talker, parts.codec, parts.references
+    assert isinstance(talker, TalkerRunner)
+    assert isinstance(codec, CodecRunner)
+    assert references is not None
+    assert plan.kv_bytes == talker._kv.keys.nbytes + talker._kv.values.nbytes
+    conversions = parts.conversions
+    assert conversions is not None
+    states = [codec._state, references._state, conversions._encoder, conversions._decoder]
+    assert plan.ring_bytes == sum(state.nbytes for state in states)
+    codebook_numbers = talker._codebooks_N.nbytes
+    assert plan.row_bytes == sum(tensor.nbytes for tensor in tensors_of(talker)) - codebook_numbers
+    weights = [*talker.talker.parameters(), *codec.codec.parameters(), *codec.codec.buffers()]
+    assert plan.weight_bytes == sum(tensor.nbytes for tensor in weights)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_info_and_the_engine_agree(dtype: str) -> None:
+    facts = describe(None, DTYPES[dtype], rows=5)
+    plan = plan_of(load_parts(None, None, device="cpu", dtype=dtype, config=EngineConfig(rows=5)))
+    assert facts["memory_total_bytes"] == plan.total_bytes
+    for part in ("weight_bytes", "kv_bytes", "ring_bytes", "row_bytes", "workspace_bytes"):
+        assert facts[f"memory_{part}"] == getattr(plan, part), part
+
+
+def test_a_budget_bounds_the_pages(golden: Path) -> None:
+    free = plan_of(parts_of(golden, EngineConfig(rows=4, max_context_rows=512)))
+    budget = free.total_bytes - free.kv_bytes // 2
+    bounded = plan_of(parts_of(golden, EngineConfig(rows=4, max_context_rows=512, memory_bytes=budget)))
+    assert bounded.total_bytes <= budget
+    assert free.pages / 3 < bounded.pages < free.pages
+    a_page = free.kv_bytes // free.pages
+    assert budget - bounded.total_bytes < a_page
+
+
+def test_a_budget_that_holds_no_request_is_refused(golden: Path) -> None:
+    with pytest.raises(ConfigError, match="memory_bytes is 3,000,000"):
+        Engine.load(golden / "local_tiny", golden / "codec2_tiny", config=EngineConfig(rows=2, memory_bytes=3_000_000))
