@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
 TEXT   ?= Hocket turns many texts into many voices at once.
 
-.PHONY: say test test-all lint format types clean
+.PHONY: say test test-all test-browser lint format types clean
 
 say: $(STAMP)
 	$(BIN)/hocket say "$(TEXT)" -o out.wav
@@ -16,7 +16,12 @@ test: lint types
 	$(BIN)/pytest
 
 test-all: lint types
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -m "not gpu and not browser"
+
+# Needs Chromium on the path.
+test-browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --group browser
+	$(BIN)/pytest -m browser
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
 """Speech as the body of a response: in the six formats of OpenAI's API, whole or piece by piece, at any speed.
 
 Milliseconds of audio that a listener cannot have yet although they were fed (48 / 24 kHz, measured in
-tests/server/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128, mp3 95 / 109. A speed other
+tests/server/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128, mp3 72 / 95. A speed other
 than 1 adds up to 75 ms, beyond 2 up to 210 ms.
 """
 
@@ -123,7 +123,7 @@ class AudioEncoder:
 
     @property
     def seconds(self) -> float:
-        """How long the body plays, as far as it has been fed (the tail that `finish` adds included once it was called)."""
+        """How long the body plays, as far as it was given out."""
         return self._samples / self._converter.to_rate
 
     def feed(self, samples_CS: NDArray[np.float32]) -> bytes:
@@ -242,14 +242,16 @@ class _ContainerWriter:
 # ---------------------------------------------------------------------------------------------------- speed and rate
 
 
+#: Longer than all filters together hold back (0.2 s).
+_TAIL_SECONDS = 0.3
+
+
 class _Converter:
     """Changes the speed at a kept pitch (libavfilter's atempo) and the rate to one that the codec takes (aresample).
 
     atempo's output depends on how its input is cut, so it gets blocks of 10 ms whatever is fed; it also swallows up to
     65 ms of its end, so silence goes after it and what is more than the wanted length is cut off.
     """
-
-    _TAIL_SECONDS = 0.3
 
     def __init__(self, chosen: _ResponseFormat, sample_rate: int, channels: int, speed: float) -> None:
         if not MIN_SPEED <= speed <= MAX_SPEED:  # NaN, too
@@ -269,17 +271,20 @@ class _Converter:
         if self._graph is None:
             return samples_CS
         self._taken += samples_CS.shape[1]
-        return self._limited(self._push(self._graph, samples_CS))
+        ready_CS = self._push(self._graph, samples_CS)
+        self._given += ready_CS.shape[1]
+        return ready_CS
 
     def finish(self) -> NDArray[np.float32]:
         """The rest: afterwards round(S * to_rate / from_rate / speed) samples have been given."""
         if self._graph is None:
             return self._rest_CS
         channels = self._rest_CS.shape[0]
-        tail_CS = np.zeros((channels, round(self._TAIL_SECONDS * self._from_rate)), np.float32)
-        pieces = [self._push(self._graph, tail_CS)]
+        tail_CS = np.zeros((channels, round(_TAIL_SECONDS * self._from_rate)), np.float32)
+        ready_CS = self._push(self._graph, tail_CS)
         self._graph.push(None)
-        return self._limited(np.concatenate([*pieces, *_pulled(self._graph)], axis=1))
+        ready_CS = np.concatenate([ready_CS, *_pulled(self._graph)], axis=1)
+        return ready_CS[:, : max(0, round(self._taken * self._ratio) - self._given)]
 
     def _push(self, graph: av.filter.Graph, samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
         waiting_CS = np.concatenate([self._rest_CS, samples_CS], axis=1)
@@ -296,11 +301,6 @@ class _Converter:
             pieces += _pulled(graph)
         self._rest_CS = waiting_CS[:, whole:].copy()
         return np.concatenate(pieces, axis=1)
-
-    def _limited(self, ready_CS: NDArray[np.float32]) -> NDArray[np.float32]:
-        ready_CS = ready_CS[:, : max(0, round(self._taken * self._ratio) - self._given)]
-        self._given += ready_CS.shape[1]
-        return ready_CS
 
 
 def _filter_graph(from_rate: int, to_rate: int, channels: int, speed: float) -> av.filter.Graph:
@@ -328,5 +328,4 @@ def _pulled(graph: av.filter.Graph) -> Iterator[NDArray[np.float32]]:
         except (av.BlockingIOError, av.EOFError):
             return
         assert isinstance(frame, av.AudioFrame)
-        samples_CS: NDArray[np.float32] = frame.to_ndarray()
-        yield samples_CS
+        yield frame.to_ndarray().astype(np.float32, copy=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http
 import logging
-from pathlib import Path
 import traceback
+from pathlib import Path
 from typing import TypedDict
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -23,7 +23,7 @@ class ErrorFields(TypedDict):
     message: str
     type: str
     param: str | None
-    code: str | None
+    code: str
 
 
 class ApiError(HocketError):
@@ -47,7 +47,7 @@ class ApiError(HocketError):
 def error_fields(error: HocketError) -> ErrorFields:
     """`error` as a client reads it."""
     status = error.http_status
-    return {"message": str(error), "type": _type(status), "param": error.param, "code": _code(error)}
+    return {"message": str(error), "type": _type(status), "param": error.param, "code": error_code(error)}
 
 
 def error_response(error: HocketError) -> JSONResponse:
@@ -72,29 +72,16 @@ def internal_error(error: Exception) -> ApiError:
     return ApiError(500, f"internal error ({type(error).__name__}); the server's log says where", code="internal_error")
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Make every error of `app` one of ours, also those of the framework: no route, wrong method, bad form."""
-
-    async def on_hocket_error(_request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HocketError)
-        return error_response(error)
-
-    async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        status = error.status_code
-        if status == http.HTTPStatus.NOT_FOUND:
-            problem = ApiError(404, f"there is nothing at {request.url.path}; /docs lists the routes", code="not_found")
-        elif status == http.HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = (error.headers or {}).get("Allow", "another method")
-            problem = ApiError(405, f"{request.method} is not for this route; use {allowed}", code="method_not_allowed")
-        else:
-            problem = ApiError(status, str(error.detail), code=http.HTTPStatus(status).phrase.lower().replace(" ", "_"))
-        response = error_response(problem)
-        response.headers.update(error.headers or {})
-        return response
-
-    app.add_exception_handler(HocketError, on_hocket_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
+def http_error(error: HTTPException, request: Request) -> ApiError:
+    """The framework's own refusals, in our words: no route, wrong method, a form that cannot be read."""
+    status = error.status_code
+    if status == http.HTTPStatus.NOT_FOUND:
+        return ApiError(404, "there is nothing at this address; /docs lists the routes", code="not_found")
+    if status == http.HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        allowed = ", ".join(sorted(allowed.split(", ")))
+        return ApiError(405, f"{request.method} is not for this route; use {allowed}", code="method_not_allowed")
+    return ApiError(status, str(error.detail), code=http.HTTPStatus(status).phrase.lower().replace(" ", "_"))
 
 
 def _type(status: int) -> str:
@@ -105,11 +92,12 @@ def _type(status: int) -> str:
     return "invalid_request_error" if status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
 
 
-def _code(error: HocketError) -> str | None:
+def error_code(error: HocketError) -> str:
+    """A word for programs."""
     if isinstance(error, ApiError):
         return error.code
     if isinstance(error, CapacityError):
         return "overloaded"
     if isinstance(error, EngineStoppedError):
         return "engine_unavailable"
-    return None if error.http_status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "internal_error"
+    return "invalid_request" if error.http_status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "internal_error"

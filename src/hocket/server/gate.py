@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import http
 import logging
 import secrets
 import time
@@ -14,7 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hocket.errors import HocketError
-from hocket.server.errors import ApiError, error_response, internal_error
+from hocket.server.errors import ApiError, error_code, error_response, internal_error
 from hocket.server.metrics import Metrics
 from hocket.server.settings import ServerSettings
 
@@ -93,6 +94,8 @@ class Gate:
             await self._request(connection, record, receive, send)
         finally:
             self._metrics.requests.labels(_route(scope), str(record.status)).inc()
+            if record.status >= http.HTTPStatus.BAD_REQUEST:
+                self._metrics.errors.labels(record.reason).inc()
             _LOG.info("%s", record.line())
 
     async def _request(self, connection: HTTPConnection, record: Record, receive: Receive, send: Send) -> None:
@@ -106,7 +109,7 @@ class Gate:
             self._check_key(connection)
             body = await self._read(connection, receive)
         except HocketError as error:
-            record.reason = error_fields_code(error)
+            record.reason = error_code(error)
             await error_response(error)(connection.scope, receive, watched_send)
             return
         if body is None:
@@ -136,7 +139,6 @@ class Gate:
         except Exception as error:
             problem = internal_error(error)
             record.reason = problem.code
-            self._metrics.errors.labels(problem.code).inc()
             if not record.status:  # nothing was sent; otherwise the connection just ends, which a client notices
                 await error_response(problem)(scope, receive, send)
 
@@ -179,8 +181,8 @@ class Gate:
         if not self._keys or not connection.scope["path"].startswith(_GUARDED):
             return
         given = _given_key(connection).encode()
-        # Every key is compared, in constant time, so that the time taken says nothing.
-        if not any([hmac.compare_digest(given, key) for key in self._keys]):
+        # Every key is compared, each in constant time, so that the time taken says nothing.
+        if not sum(hmac.compare_digest(given, key) for key in self._keys):
             how = "send 'Authorization: Bearer KEY'"
             what = "this is not a valid API key" if given else "an API key is needed"
             raise ApiError(401, f"{what}; {how}", code="invalid_api_key")

@@ -33,12 +33,8 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._underruns = Counter(
-            "hocket_underruns", "Speeches with a standstill over 100 ms", registry=registry
-        )
-        self._rtf = Histogram(
-            "hocket_rtf", "Time taken over length of the audio", buckets=_RATIOS, registry=registry
-        )
+        self._underruns = Counter("hocket_underruns", "Speeches with a standstill over 100 ms", registry=registry)
+        self._rtf = Histogram("hocket_rtf", "Time taken over length of the audio", buckets=_RATIOS, registry=registry)
         self._audio_seconds = Counter("hocket_audio_seconds", "Audio made", registry=registry)
         self._frames = Counter("hocket_frames", "Frames made", registry=registry)
         self._open = Gauge("hocket_open_requests", "Requests that hold a place here", registry=registry)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import HTTPConnection
 
 from hocket.client import State
@@ -27,6 +29,8 @@ class SpeechClient(Protocol):
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
     ) -> SpeechStream: ...
+    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]: ...
+    async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]: ...
     async def stats(self) -> Stats: ...
 
 

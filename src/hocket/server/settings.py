@@ -10,6 +10,7 @@ from pydantic import Field
 from hocket.config import EngineConfig, NonNegativeFloat, PositiveFloat, PositiveInt
 from hocket.core import StrictModel
 from hocket.engine.messages import EngineSpec
+from hocket.server.fetch import FetchPolicy
 
 ResponseFormat = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 
@@ -62,13 +63,11 @@ class ServerSettings(StrictModel):
 
     #: Where uploaded voices are kept. None: `voices` in Hocket's folder.
     voices_folder: Path | None = None
+    #: Of audio in a request to the codec.
+    max_codec_seconds: PositiveFloat = 600.0
     max_voice_bytes: PositiveInt = 10 * 2**20
-    #: References may be `file:` addresses in this folder. None: no files.
-    reference_folder: Path | None = None
-    reference_urls: bool = True
-    #: Private, loopback and link-local addresses, too. Only where every client is trusted.
-    reference_private_urls: bool = False
-    reference_url_seconds: PositiveFloat = 10.0
+    #: Which recordings may be fetched for a request, and how.
+    fetch: FetchPolicy = FetchPolicy()
 
 
 class Profile(StrictModel):

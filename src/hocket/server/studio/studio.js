@@ -110,9 +110,9 @@ const quantity = (value, digits, unit = "") => (value === null ? "–" : `${valu
 function render() {
   $("first").textContent = quantity(current.firstMs, 0, "ms");
   $("rtf").textContent = quantity(current.rtf, 2);
-  $("buffer").textContent = quantity(player.bufferSeconds, 1, "s");
-  $("underruns").textContent = player.underruns;
-  $("length").textContent = quantity(current.seconds, 1, "s");
+  $("buffer").textContent = quantity(player.playing ? player.bufferSeconds : null, 1, "s");
+  $("underruns").textContent = current.frames ? player.underruns : "–";
+  $("length").textContent = quantity(current.frames ? current.seconds : null, 1, "s");
   $("seed-used").textContent = current.seed || "–";
   $("seed-used").disabled = !current.seed;
   const incomplete = current.frames === 0 || state === "waiting" || state === "speaking";
@@ -269,15 +269,17 @@ async function loadVoices(choice = $("voice").value) {
   $("voices").replaceChildren(...voices.map(voiceItem));
 }
 
-function voiceItem({ name, builtin }) {
-  const buttons = [button("Preview", `Preview the voice ${name}`, () => preview(name))];
+function voiceItem({ name, builtin, kind, problem, seconds }) {
+  const buttons = [];
+  if (seconds) buttons.push(button("Hear", `Hear the recording of the voice ${name}`, () => hear(name)));
   if (!builtin) buttons.push(button("Delete", `Delete the voice ${name}`, () => remove(name)));
-  return listItem(name, builtin ? "built in" : "uploaded", ...buttons);
+  const facts = [builtin ? "built in" : kind, seconds && `${seconds.toFixed(1)} s`, problem];
+  return listItem(name, facts.filter(Boolean).join(" · "), ...buttons);
 }
 
 const voicePath = (name) => `v1/audio/voices/${encodeURIComponent(name)}`;
 
-async function preview(name) {
+async function hear(name) {
   stop();
   const blob = await (await call(`${voicePath(name)}/preview`)).blob();
   const audio = new Audio(URL.createObjectURL(blob));
@@ -329,22 +331,19 @@ function useSample(blob) {
 
 async function uploadVoice() {
   if (!sample) throw new ServerError("Record the voice, or choose a file with it.", 0, "audio_sample");
-  const name = $("name").value.trim();
   const form = new FormData();
   form.append("audio_sample", sample, sample.name ?? "recording");
-  form.append("name", name);
+  form.append("name", $("name").value.trim());
   if ($("transcript").value.trim()) form.append("ref_text", $("transcript").value.trim());
   $("save").disabled = true;
-  try {
-    await call("v1/audio/voices", { method: "POST", body: form });
-  } finally {
+  const { voice } = await callJson("v1/audio/voices", { method: "POST", body: form }).finally(() => {
     $("save").disabled = false;
-  }
+  });
   $("upload").reset();
   $("sample").hidden = true;
   sample = null;
-  await loadVoices(name);
-  announce(`the voice ${name} is saved and chosen`);
+  await loadVoices(voice.name);
+  announce(`the voice ${voice.name} is saved and chosen`);
 }
 
 // ---- the server's load
@@ -355,14 +354,26 @@ async function watchServer() {
 }
 
 async function showServer() {
-  try {
-    const health = await callJson("health");
-    $("server-text").textContent = `${health.speaking} of ${health.rows} speaking · ${health.waiting} waiting`;
-    $("server-dot").dataset.state = health.waiting ? "busy" : "ready";
-  } catch (error) {
-    $("server-text").textContent = error.status === 503 ? "server not ready" : "server unreachable";
-    $("server-dot").dataset.state = "down";
-  }
+  const [words, look] = await serverLoad().catch(() => ["server unreachable", "down"]);
+  $("server-text").textContent = words;
+  $("server-dot").dataset.state = look;
+}
+
+/** What the server's metrics say of its load, in words, and how that looks. */
+async function serverLoad() {
+  const page = await (await call("metrics")).text();
+  const gauge = (name) => Number(page.match(new RegExp(`^hocket_engine{name="${name}"} (.*)$`, "m"))?.[1]);
+  if (!/^hocket_ready 1/m.test(page)) return ["server not ready", "down"];
+  const speaking = gauge("rows_running") + gauge("rows_prefilling");
+  const waiting = gauge("rows_waiting");
+  return [`${speaking} of ${speaking + gauge("rows_free")} speaking · ${waiting} waiting`, waiting ? "busy" : "ready"];
+}
+
+async function useKey() {
+  sessionStorage.setItem(KEY_NAME, $("key").value);
+  await loadVoices();
+  $("key-panel").open = false;
+  announce("the key is accepted");
 }
 
 // ---- wiring
@@ -384,6 +395,7 @@ function wire() {
   });
   form("compose", speak);
   form("upload", uploadVoice);
+  form("key-form", useKey);
   $("stop").onclick = stop;
   $("text").oninput = showCount;
   $("alert-close").onclick = clearError;
@@ -394,11 +406,6 @@ function wire() {
   for (const control of document.querySelectorAll("[data-format]")) control.onclick = guarded(() => download(control.dataset.format));
   $("record").onclick = guarded(toggleRecording);
   $("file").onchange = () => $("file").files[0] && useSample($("file").files[0]);
-  $("key").onchange = guarded(async () => {
-    sessionStorage.setItem(KEY_NAME, $("key").value);
-    await loadVoices();
-    $("key-panel").open = false;
-  });
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => document.hidden || showServer());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawWave);

@@ -78,29 +78,24 @@ export class Take {
   }
 }
 
-/** Draw the outline as bars: what was heard in one colour, what waits in another, a line where the ear is. */
+/** Draw the outline as bars: what was heard, what is still to be heard, and the rest of the room. */
 export function drawOutline(canvas, outline, heard) {
-  const scale = window.devicePixelRatio || 1;
+  const scale = window.devicePixelRatio;
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  if (canvas.width !== Math.round(width * scale)) canvas.width = Math.round(width * scale);
-  if (canvas.height !== Math.round(height * scale)) canvas.height = Math.round(height * scale);
+  [canvas.width, canvas.height] = [width * scale, height * scale];
   const colours = getComputedStyle(canvas);
   const pen = canvas.getContext("2d");
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  pen.clearRect(0, 0, width, height);
+  pen.scale(scale, scale);
   const pitch = 5;
   const bars = Math.floor(width / pitch);
   // A short take grows from the left; a long one is squeezed into the width.
-  const pointsPerBar = Math.max(1, outline.length / bars);
+  const pointsPerBar = Math.max(2, outline.length / bars);
+  const head = Math.floor((heard * outline.length) / pointsPerBar);
   for (let bar = 0; bar < bars; bar++) {
-    const from = Math.floor(bar * pointsPerBar);
-    const to = Math.min(outline.length, Math.max(from + 1, Math.floor((bar + 1) * pointsPerBar)));
-    let peak = 0;
-    for (let i = from; i < to; i++) peak = Math.max(peak, outline[i]);
-    // A square root shows quiet speech; silence is a dot.
-    const size = Math.max(3, Math.sqrt(peak) * (height - 4));
-    const played = bar / bars < (heard * outline.length) / (pointsPerBar * bars);
-    const colour = from >= outline.length ? "--line" : !played ? "--wave" : bar % 2 ? "--two" : "--one";
+    const points = outline.slice(Math.floor(bar * pointsPerBar), Math.floor((bar + 1) * pointsPerBar));
+    // The square root shows quiet speech; silence is a dot.
+    const size = Math.max(3, Math.sqrt(Math.max(0, ...points)) * (height - 4));
+    const colour = points.length === 0 ? "--line" : bar < head ? "--one" : bar === head ? "--two" : "--wave";
     pen.fillStyle = colours.getPropertyValue(colour);
     pen.beginPath();
     pen.roundRect(bar * pitch, (height - size) / 2, 3, size, 1.5);

@@ -1,0 +1,168 @@
+"""The three ways in which speech is sent: encoded audio as it is made, server-sent events, or one whole answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import TypedDict
+
+import numpy as np
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from hocket.errors import HocketError
+from hocket.server.encoders import AudioEncoder, EncodedAudio, encode_whole, encoder_for
+from hocket.server.errors import ApiError, error_code, error_fields
+from hocket.server.gate import Record
+from hocket.server.schemas import SpeechBody
+from hocket.server.services import Services
+from hocket.server.speech import Plan, Samples, Speaking, plan_speech, speaking
+
+#: Encoders that cost next to nothing; the others work on a thread, so that they hold up no other stream.
+_CHEAP_FORMATS = {"wav", "pcm"}
+
+
+class Usage(TypedDict):
+    """What a request took: characters of text in, frames of audio out."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+def usage_of(speech: Speaking) -> Usage:
+    """The usage so far."""
+    characters, frames = speech.plan.characters, speech.frames
+    return {"input_tokens": characters, "output_tokens": frames, "total_tokens": characters + frames}
+
+
+class _ClientStalledError(ApiError):
+    """The client does not read, so there is nobody to tell."""
+
+
+class SpeechAnswer(Response):
+    """Does everything when it is called, so that what it holds is given back whatever happens to the connection.
+
+    Errors before the first audio leave as exceptions, and so get a status of their own.
+    """
+
+    def __init__(self, services: Services, body: SpeechBody, record: Record) -> None:
+        super().__init__()
+        self._services, self._body, self._record = services, body, record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services, record = self._services, self._record
+        record.model = services.model_name
+        with services.admission.slot(record.caller, services.client.facts.rows):
+            plan = await plan_speech(services, self._body)
+            if self._body.delivery == "whole":
+                await self._send_whole(plan, scope, receive, send)
+                return
+            await self._send_pieces(plan, send)
+
+    async def _send_pieces(self, plan: Plan, send: Send) -> None:
+        record, is_sse, started = self._record, self._body.delivery == "sse", False
+        try:
+            async with speaking(self._services, plan, record) as (speech, pieces):
+                encoder = encoder_for(plan.response_format, speech.sample_rate, speech.channels, plan.body.speed)
+                body = encoded(encoder, plan, pieces)
+                if is_sse:
+                    body = _events(body, speech, encoder, record)
+                await self._start(send, plan, encoder, "text/event-stream" if is_sse else encoder.content_type)
+                started = True
+                async with aclosing(body):
+                    async for data in body:
+                        await self._send(send, data, more=True)
+                await self._send(send, b"", more=False)
+        except _ClientStalledError as error:
+            record.reason = error.code
+        except HocketError as error:
+            if not started:
+                raise
+            record.reason = error_code(error)
+            # The status has been sent. Events can say what happened; a body of audio just stays incomplete, which the
+            # client's HTTP library notices.
+            if is_sse:
+                with suppress(_ClientStalledError):
+                    await self._send(send, _event("speech.audio.error", {"error": error_fields(error)}), more=False)
+
+    async def _send_whole(self, plan: Plan, scope: Scope, receive: Receive, send: Send) -> None:
+        speech, audio = await speak_whole(self._services, plan, self._record)
+        headers = _headers(plan, audio.sample_rate, audio.channels) | {
+            "X-Audio-Seconds": f"{audio.seconds:.6f}",
+            "X-Finish-Reason": speech.finish_reason,
+        }
+        await Response(audio.body, headers=headers, media_type=audio.content_type)(scope, receive, send)
+
+    async def _start(self, send: Send, plan: Plan, encoder: AudioEncoder, content_type: str) -> None:
+        headers = _headers(plan, encoder.sample_rate, encoder.channels) | {
+            "Content-Type": content_type,
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",  # proxies should pass on what they get
+        }
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
+        """Raises _ClientStalledError when the client takes nothing."""
+        seconds = self._services.settings.stall_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise _ClientStalledError(408, f"nothing was taken for {seconds:g} s", code="client_stalled") from None
+
+
+async def speak_whole(services: Services, plan: Plan, record: Record) -> tuple[Speaking, EncodedAudio]:
+    """Everything that `plan` says, as one body. Raises what `speaking` raises."""
+    async with speaking(services, plan, record) as (speech, pieces):
+        whole = [samples_CS async for samples_CS in pieces]
+    samples_CS = np.concatenate(whole, axis=1)
+    del whole
+    return speech, await asyncio.to_thread(
+        encode_whole, plan.response_format, samples_CS, speech.sample_rate, plan.body.speed
+    )
+
+
+async def encoded(encoder: AudioEncoder, plan: Plan, pieces: AsyncIterator[Samples]) -> AsyncGenerator[bytes, None]:
+    """`pieces` through `encoder`; nothing is yielded where the encoder keeps everything to itself for now."""
+    is_cheap = plan.response_format in _CHEAP_FORMATS and plan.body.speed == 1.0
+    async for samples_CS in pieces:
+        data = encoder.feed(samples_CS) if is_cheap else await asyncio.to_thread(encoder.feed, samples_CS)
+        if data:
+            yield data
+    data = encoder.finish()
+    if data:
+        yield data
+
+
+async def _events(
+    body: AsyncGenerator[bytes, None], speech: Speaking, encoder: AudioEncoder, record: Record
+) -> AsyncGenerator[bytes, None]:
+    """OpenAI's events, for speech that goes well."""
+    async with aclosing(body):
+        async for data in body:
+            yield _event("speech.audio.delta", {"audio": base64.b64encode(data).decode()})
+    yield _event(
+        "speech.audio.done",
+        {
+            "usage": usage_of(speech),
+            "request_id": record.id,
+            "seed": speech.plan.seed,
+            "finish_reason": speech.finish_reason,
+            "audio_seconds": round(encoder.seconds, 6),
+            "sample_rate": encoder.sample_rate,
+            "channels": encoder.channels,
+        },
+    )
+
+
+def _event(kind: str, fields: dict[str, object]) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def _headers(plan: Plan, sample_rate: int, channels: int) -> dict[str, str]:
+    return {"X-Sample-Rate": str(sample_rate), "X-Channels": str(channels), "X-Seed": str(plan.seed)}

@@ -1,0 +1,79 @@
+"""JSON bodies of requests, and how the OpenAPI document shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from hocket.server.errors import ApiError
+from hocket.server.schemas import Body, read_json
+
+#: What every route may answer besides.
+ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    for status, text in {
+        400: "The request must change; `param` names the field",
+        401: "No valid API key",
+        404: "No such model, voice or address",
+        413: "The body is too large",
+        415: "The body is not JSON",
+        429: "Too many open requests of this caller",
+        503: "No room, or no engine, now; Retry-After says when to come again",
+        504: "The deadline has passed",
+    }.items()
+}
+
+
+#: How the document refers to a model.
+_REF = "#/components/schemas/{model}"
+
+
+class ErrorFields(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(BaseModel):
+    """Every answer that is none of 2xx."""
+
+    error: ErrorFields
+
+
+def json_body(model: type[Body]) -> dict[str, Any]:
+    """The OpenAPI text of a route that reads its own body."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def document_models(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
+    """Add what `json_body` and `ERROR_ANSWERS` refer to, to the OpenAPI document of `app`."""
+    framework = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _, definitions = models_json_schema(
+                [(model, "validation") for model in (Error, *models)], ref_template=_REF
+            )
+            schemas = framework().setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(definitions["$defs"])
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+async def json_document(request: Request) -> dict[str, Any]:
+    """The object that a client sent. Raises ApiError, InvalidRequestError."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        what = f"is {media_type[:100]!r}" if media_type else "is missing"
+        raise ApiError(415, f"the header Content-Type {what}; send application/json", code="unsupported_media_type")
+    return read_json(await request.body())

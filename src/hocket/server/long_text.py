@@ -1,0 +1,253 @@
+"""Texts in pieces: long ones cut where a reader would breathe, streamed ones cut as soon as a sentence is complete.
+
+A cut never falls inside what a reader sees as one character (letters with their marks, conjuncts, emoji sequences) or
+inside a `[pause 1.5s]`. Such a unit longer than the limit is a piece of its own, the only kind that exceeds it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator
+from enum import IntEnum
+
+#: Stops that end a sentence with no space after them, or mean nothing else: ideographic and fullwidth, danda, Arabic,
+#: Ethiopic, Burmese, Khmer, Tibetan, Armenian, Mongolian, Javanese, Ol Chiki, Meitei.
+_PLAIN_STOPS = "。！？｡।॥؟۔።፧፨။។៕།༎։᠃᠉꧉᱾᱿꯫"
+#: Brackets and quotation marks that belong to the sentence that they close.
+_CLOSERS = re.escape("\"'”’»›)]}」』】）》〉〕］｝＂＇")
+#: A stop or several, and what closes the sentence.
+_SENTENCE_END = re.compile(rf"[.．!?…‼⁇⁈⁉{_PLAIN_STOPS}]+[{_CLOSERS}]*")
+#: Where a reader takes a breath: Latin marks before white space, others anywhere, dashes.
+_CLAUSE_END = re.compile(rf"[,;:][{_CLOSERS}]?(?=\s)|[，、；：､،؛፣፤၊]|[—–](?![\d—–])")
+_SPACES = re.compile(r"\s+")
+_NO_BREAK_SPACES = "\u00a0\u2007\u202f"
+_LINE_END = re.compile(r"\r\n|[\n\r\x85\u2028]")
+#: Marks between words (or syllables) of scripts without spaces: the zero-width space, the Tibetan tsheg.
+_WORD_END = re.compile("[\u200b\u0f0b]")
+#: A part of the text to be spoken as silence (spec/moss 1.7), of `_MAX_PAUSE` characters at most.
+_PAUSE = re.compile(r"\[pause[ \t]{1,8}\d{1,6}(?:\.\d{1,6})?[ \t]{0,8}s\]", re.IGNORECASE)
+_MAX_PAUSE = 40
+
+#: Before a full stop that ends no sentence, in lower case. Single letters (initials, "e.g.", "U.S.") need no entry.
+_ABBREVIATIONS = frozenset(
+    (  # noqa: SIM905 - a hundred quoted words are harder to read
+        "mr mrs ms mx dr prof sr jr st mt ft rev hon gen col sgt capt lt cmdr gov sen rep pres vs etc approx al cf nos "
+        "vol fig figs eq sec ch pp ed eds inc ltd co corp dept est univ ave blvd rd jan feb mar apr jun jul aug sep "
+        "sept oct nov dec ph.d bzw usw ca nr bd hr fr str evtl ggf inkl zzgl vgl geb mme mlle mgr env sra srta ud uds "
+        "avda sig dott"
+    ).split()
+)
+_LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*\Z")
+#: How much is looked at for the word before a full stop.
+_MAX_WORD = 24
+#: "3. May", "1. First": a number of so few digits before a full stop counts things and ends no sentence.
+_MAX_ORDINAL_DIGITS = 2
+
+
+class _Kind(IntEnum):
+    """Of a place to cut at, the best last."""
+
+    WORD = 0
+    CLAUSE = 1
+    SENTENCE = 2
+    PARAGRAPH = 3
+
+
+def split_text(text: str, max_characters: int) -> list[str]:
+    """Cut `text` into pieces of at most `max_characters` code points.
+
+    A piece ends at the last paragraph in reach if that is past half of the limit, else at the last sentence, else at
+    the last clause past a quarter, else after a word, else (scripts without spaces, very long words) after a character.
+    White space around pieces is dropped, nothing else: a blank text gives no piece.
+    """
+    cuts = _Cuts(text.rstrip())
+    pieces: list[str] = []
+    start = _skip_space(cuts.text, 0)
+    while start < len(cuts.text):
+        end = cuts.piece_end(start, max_characters)
+        pieces.append(cuts.text[start:end])
+        start = _skip_space(cuts.text, end)
+    return pieces
+
+
+class SentenceBuffer:
+    """Text that arrives in bits, handed on as sentences. How it was cut into bits does not show in them.
+
+    A sentence is complete once the character behind it shows that it is. One longer than `max_characters` is cut as
+    `split_text` does.
+    """
+
+    def __init__(self, max_characters: int) -> None:
+        self._max_characters = max_characters
+        self._pending = ""
+
+    def push(self, text: str) -> list[str]:
+        """The sentences that `text` completes, without white space around them."""
+        text = self._pending + text
+        cuts = _Cuts(text)
+        sentences: list[str] = []
+        start = _skip_space(text, 0)
+        while (end := self._complete_end(cuts, start)) is not None:
+            sentences.append(text[start:end])
+            start = _skip_space(text, end)
+        self._pending = text[start:]
+        return sentences
+
+    def flush(self) -> str | None:
+        """What is left, complete or not; None where nothing is. It may be 40 characters longer than the limit."""
+        rest, self._pending = self._pending.rstrip(), ""
+        return rest or None
+
+    def _complete_end(self, cuts: _Cuts, start: int) -> int | None:
+        end = cuts.sentence_end(start, self._max_characters)
+        if end is None:
+            # Nothing that is still to come may move the cut: not the rest of a pause, nor what follows white space.
+            if len(cuts.text) - _skip_space(cuts.text, start + self._max_characters) <= _MAX_PAUSE:
+                return None
+            end = cuts.piece_end(start, self._max_characters)
+        # What comes next decides whether it is the end.
+        return end if _skip_space(cuts.text, end) < len(cuts.text) else None
+
+
+class _Cuts:
+    """The places where a text can be cut, each before the white space that is there."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        kinds: dict[int, _Kind] = {}
+        for match in _WORD_END.finditer(text):
+            kinds[match.end()] = _Kind.WORD
+        for match in _SPACES.finditer(text):
+            if (kind := _kind_of_space(match.group())) is not None:
+                kinds[match.start()] = kind
+        for match in _CLAUSE_END.finditer(text):
+            kinds[match.end()] = max(_Kind.CLAUSE, kinds.get(match.end(), _Kind.CLAUSE))
+        for end in _sentence_ends(text):
+            kinds[end] = max(_Kind.SENTENCE, kinds.get(end, _Kind.SENTENCE))
+        self._in_pause = {
+            position for match in _PAUSE.finditer(text) for position in range(match.start() + 1, match.end())
+        }
+        self._positions = [p for p in sorted(kinds) if 0 < p < len(text) and not self._joined(p)]
+        self._kinds = [kinds[position] for position in self._positions]
+
+    def sentence_end(self, start: int, max_characters: int) -> int | None:
+        """Where the first sentence from `start` ends, if that is in reach and not the end of the text."""
+        reach = range(bisect_right(self._positions, start), bisect_right(self._positions, start + max_characters))
+        return next((self._positions[i] for i in reach if self._kinds[i] >= _Kind.SENTENCE), None)
+
+    def piece_end(self, start: int, max_characters: int) -> int:
+        """Where the piece from `start` ends, by the rule of `split_text`."""
+        if len(self.text) - start <= max_characters:
+            return len(self.text)
+        furthest = dict.fromkeys(_Kind, start)
+        for i in range(bisect_right(self._positions, start), bisect_right(self._positions, start + max_characters)):
+            furthest[self._kinds[i]] = self._positions[i]
+        if furthest[_Kind.PARAGRAPH] - start > max_characters / 2:
+            return furthest[_Kind.PARAGRAPH]
+        sentence = max(furthest[_Kind.SENTENCE], furthest[_Kind.PARAGRAPH])
+        if sentence > start:
+            return sentence
+        if furthest[_Kind.CLAUSE] - start > max_characters / 4:
+            return furthest[_Kind.CLAUSE]
+        return max(furthest.values()) if max(furthest.values()) > start else self._character_end(start, max_characters)
+
+    def _character_end(self, start: int, max_characters: int) -> int:
+        end = start + max_characters
+        while end > start and self._joined(end):
+            end -= 1
+        if end == start:  # one unit, longer than the limit
+            end = start + 1
+            while end < len(self.text) and self._joined(end):
+                end += 1
+        return end
+
+    def _joined(self, position: int) -> bool:
+        return position in self._in_pause or _is_inside_character(self.text, position)
+
+
+def _kind_of_space(spaces: str) -> _Kind | None:
+    line_ends = len(_LINE_END.findall(spaces))
+    if line_ends > 1 or "\u2029" in spaces:
+        return _Kind.PARAGRAPH
+    if line_ends == 1:
+        return _Kind.CLAUSE
+    return _Kind.WORD if spaces.strip(_NO_BREAK_SPACES) else None
+
+
+def _sentence_ends(text: str) -> Iterator[int]:
+    for match in _SENTENCE_END.finditer(text):
+        end = match.end()
+        if end == len(text):
+            return
+        plain = any(stop in _PLAIN_STOPS for stop in match.group())
+        if plain or ((text[end].isspace() or _is_ideographic(text[end])) and not _goes_on(text, match)):
+            yield end
+
+
+def _is_ideographic(character: str) -> bool:
+    """Whether `character` is a letter of a script that has no spaces, where Latin stops need none either."""
+    return unicodedata.category(character) == "Lo" and unicodedata.east_asian_width(character) == "W"
+
+
+def _goes_on(text: str, match: re.Match[str]) -> bool:
+    """Whether a sentence goes on after a Latin stop: a small letter follows, or it marks an abbreviation or ordinal."""
+    following = _skip_space(text, match.end())
+    if following < len(text) and text[following].islower():
+        return True
+    if match.group() not in {".", "．"}:
+        return False
+    found = _LAST_WORD.search(text[max(0, match.start() - _MAX_WORD) : match.start()])
+    if found is None:
+        return False
+    word = found.group().lower()
+    if word.isdigit():
+        return len(word) <= _MAX_ORDINAL_DIGITS
+    last = word.rsplit(".", 1)[-1]
+    return word in _ABBREVIATIONS or (len(last) == 1 and last.isalpha())
+
+
+def _skip_space(text: str, position: int) -> int:
+    """The next position that is not white space, or white space that carries a mark."""
+    while position < len(text) and text[position].isspace():
+        if position + 1 < len(text) and not text[position + 1].isspace() and _is_inside_character(text, position + 1):
+            break
+        position += 1
+    return position
+
+
+# ---------------------------------------------------------------------------------------------------- characters
+
+#: Continue the character before them though they are no marks (categories M): zero-width joiners, Thai and Lao AM,
+#: halfwidth sound marks, skin tones, tags.
+_EXTENDERS = re.compile("[\u200c\u200d\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]")
+#: Belong to the character after them: the joiner, vowels that Thai and Lao write first, Arabic number and verse signs.
+_PREFIXES = re.compile("[\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]")
+_HANGUL_LEADS = re.compile("[\u1100-\u115f\ua960-\ua97c]")
+_HANGUL_TAILS = re.compile("[\u1160-\u11ff\ud7b0-\ud7fb]")
+_HANGUL = re.compile("[\u1100-\u11ff\ua960-\ua97c\uac00-\ud7a3\ud7b0-\ud7fb]")
+_REGIONAL_INDICATORS = re.compile("[\U0001f1e6-\U0001f1ff]+\\Z")
+_VIRAMA_CLASS = 9
+
+
+def _is_inside_character(text: str, position: int) -> bool:
+    """Whether a cut at `position`, with text on both sides, would divide what a reader sees as one character.
+
+    Unicode's extended grapheme clusters (UAX 29), with the conjuncts of all Indic scripts and prefixed vowels kept.
+    """
+    before, after = text[position - 1], text[position]
+    if after.isspace():
+        return before == "\r" and after == "\n"
+    if unicodedata.category(after)[0] == "M" or _EXTENDERS.match(after):
+        return True
+    if unicodedata.combining(before) == _VIRAMA_CLASS or _PREFIXES.match(before):
+        return True
+    if _HANGUL_TAILS.match(after):
+        return _HANGUL.match(before) is not None
+    if _HANGUL_LEADS.match(before):
+        return _HANGUL.match(after) is not None
+    if "\U0001f1e6" <= after <= "\U0001f1ff":  # flags are pairs
+        flags = _REGIONAL_INDICATORS.search(text, 0, position)
+        return flags is not None and len(flags.group()) % 2 == 1
+    return "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff"

@@ -1,0 +1,162 @@
+"""`hocket serve`: the engine's worker, the app and uvicorn, from start to drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from hocket import __version__
+from hocket.client import EngineClient
+from hocket.config import EngineConfig
+from hocket.engine.loading import parse_dtype
+from hocket.engine.messages import Ready
+from hocket.errors import ConfigError
+from hocket.info import describe
+from hocket.server.app import create_app
+from hocket.server.references import DEFAULT_VOICE
+from hocket.server.settings import Profile, ServerSettings
+from hocket.server.voices import BuiltinVoice, VoiceStore
+
+_LOG = logging.getLogger("hocket.server")
+
+#: Connections that have nothing open are closed at the end, and get this long for it.
+_CLOSE_SECONDS = 5
+_BACKLOG = 2048
+#: A voice of this name always exists.
+BUILTIN_VOICES = {DEFAULT_VOICE: BuiltinVoice("The model's own choice")}
+_MIB = 2**20
+
+
+def serve(profile: Profile, home: Path) -> None:
+    """Serve until SIGTERM or Ctrl-C; what must survive a restart is kept in `home`.
+
+    Raises ConfigError, CheckpointError for what keeps it from starting.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    listener = _listen(profile.server)
+    try:
+        voices = VoiceStore(
+            profile.server.voices_folder or home / "voices",
+            BUILTIN_VOICES,
+            max_recording_bytes=profile.server.max_voice_bytes,
+        )
+        print("\n".join(_plan(profile)), flush=True)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(profile, listener, voices))
+    finally:
+        listener.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to `_serve`, which drains the engine before it closes connections."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(profile: Profile, listener: socket.socket, voices: VoiceStore) -> None:
+    settings, started = profile.server, time.monotonic()
+    client = await EngineClient.start(profile.engine_spec, buffer_bytes=settings.buffer_bytes)
+    async with client:
+        server = uvicorn_server(create_app(client, settings, voices, profile.served_name))
+        print(f"address  {_address(listener)}", flush=True)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        ending = asyncio.create_task(_end_on_signal(client, server, settings.drain_seconds))
+        try:
+            ready = asyncio.create_task(client.wait_ready())
+            await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                print(_ready_line(ready.result(), time.monotonic() - started), flush=True)
+            else:
+                ready.cancel()
+            await serving
+        finally:
+            server.should_exit = True
+            ending.cancel()
+            await asyncio.gather(serving, ending, return_exceptions=True)
+
+
+async def _end_on_signal(client: EngineClient, server: uvicorn.Server, drain_seconds: float) -> None:
+    """At the first signal, let open requests finish; at the second, leave at once."""
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    await signals.get()
+    _LOG.info("event=drain seconds=%g", drain_seconds)
+    again = asyncio.create_task(signals.get())
+    draining = asyncio.create_task(client.drain(drain_seconds))
+    await asyncio.wait((again, draining), return_when=asyncio.FIRST_COMPLETED)
+    server.force_exit = again.done()
+    server.should_exit = True
+    draining.cancel()
+    again.cancel()
+
+
+def uvicorn_server(app: FastAPI) -> uvicorn.Server:
+    """uvicorn around `app`; whoever runs it deals with signals."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="websockets-sansio",
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+    )
+    return _Uvicorn(config)
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").partition(" (")[0]
+        raise ConfigError(
+            f"cannot listen at {settings.host} port {settings.port}: {reason}; choose another --port or --host",
+            param="server.port",
+        ) from None
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _plan(profile: Profile) -> list[str]:
+    """What is about to be loaded, and the memory that it will take. Raises ConfigError, CheckpointError."""
+    facts = describe(profile.model, parse_dtype(profile.dtype))
+    weights = int(facts.get("total_weight_bytes", facts["weight_bytes"]))
+    rows = _kv_rows(profile.engine, int(facts["max_context_rows"]))
+    kv_bytes = rows * int(facts["kv_bytes_per_row"])
+    return [
+        f"hocket {__version__}",
+        f"model    {profile.served_name}, {profile.dtype} on {profile.device}",
+        f"memory   weights {weights / _MIB:,.0f} MiB, K/V {kv_bytes / _MIB:,.0f} MiB ({rows:,} rows), "
+        f"references {profile.engine.reference_cache.max_bytes / _MIB:,.0f} MiB at most",
+    ]
+
+
+def _kv_rows(engine: EngineConfig, model_rows: int) -> int:
+    return engine.kv_rows or engine.rows * min(engine.max_context_rows, model_rows)
+
+
+def _ready_line(facts: Ready, seconds: float) -> str:
+    return (
+        f"ready    in {seconds:.1f} s: {facts.rows} voices at a time, {facts.sample_rate} Hz, "
+        f"{facts.channels} channel{'s' if facts.channels > 1 else ''}"
+    )

@@ -1,0 +1,238 @@
+"""From a request's body to its audio: what to say in which voice, and saying it piece by piece.
+
+The websocket, the batch and the plain route all speak through `speaking`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, SpeechRequest
+from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.server.errors import ApiError
+from hocket.server.gate import Record
+from hocket.server.long_text import split_text
+from hocket.server.references import DEFAULT_VOICE, find_reference, find_voice
+from hocket.server.schemas import SpeechBody
+from hocket.server.services import Services
+from hocket.server.settings import ResponseFormat
+
+Samples = NDArray[np.float32]
+
+#: Seeds that are drawn fit a double, so that JavaScript can send them back.
+_DRAWN_SEEDS = 2**53
+#: Odd, and far from a simple fraction of 2^63: the seeds of a long text's pieces do not meet those of nearby seeds.
+_SEED_STRIDE = 0x1E3779B97F4A7C15
+
+#: What the engine calls a field, and what our clients call it.
+_CLIENT_NAMES = {
+    "text": "input",
+    "reference": "reference_audio",
+    "instruction": "instructions",
+    "max_frames": "max_new_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that was understood. The texts are spoken in this order and joined."""
+
+    texts: tuple[str, ...]
+    body: SpeechBody
+    reference: Reference | None
+    reference_text: str | None
+    seed: int
+    response_format: ResponseFormat
+    #: Whether the audio is wanted as it is made.
+    streaming: bool
+
+    @property
+    def characters(self) -> int:
+        """Of the input: what usage is counted in, for the text's part."""
+        return len(self.body.input)
+
+    def request(self, i: int, max_frames: int | None) -> SpeechRequest:
+        """What the engine is asked for text `i`: the i-th seed, and its share of the wanted length."""
+        body = self.body
+        text = self.texts[i]
+        share = len(text) / sum(map(len, self.texts))
+        return SpeechRequest(
+            text=text,
+            language=None if body.language == "Auto" else body.language,
+            instruction=body.instructions,
+            tokens=None if body.tokens is None else max(1, round(body.tokens * share)),
+            reference=self.reference,
+            reference_text=self.reference_text,
+            sampling=body.sampling,
+            seed=piece_seed(self.seed, i),
+            max_frames=max_frames,
+        )
+
+
+def piece_seed(seed: int, i: int) -> int:
+    """The seed of the i-th piece of a long text: the request's own for the first, documented steps from it after."""
+    return (seed + i * _SEED_STRIDE) & MAX_SEED
+
+
+async def plan_speech(services: Services, body: SpeechBody) -> Plan:
+    """Check what only the server can check, and fetch the voice. Raises InvalidRequestError, ApiError."""
+    settings = services.settings
+    if body.model is not None and body.model not in (services.model_name, *settings.model_aliases):
+        raise ApiError(
+            404,
+            f"the model {body.model!r} is not served here; use {services.model_name!r}",
+            param="model",
+            code="model_not_found",
+        )
+    if len(body.input) > settings.max_characters:
+        raise InvalidRequestError(
+            f"input has {len(body.input)} characters, the most is {settings.max_characters}; "
+            "send the text in several requests",
+            param="input",
+        )
+    if body.reference_audio is not None:
+        reference, words = await find_reference(services, body.reference_audio)
+        words = body.reference_text or words
+    else:
+        if body.reference_text is not None:
+            raise InvalidRequestError(
+                "reference_text are the words of a recording; give reference_audio, too", param="reference_text"
+            )
+        reference, words = await find_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
+    return Plan(
+        texts=tuple(split_text(body.input, settings.segment_characters)),
+        body=body,
+        reference=reference,
+        reference_text=None if body.x_vector_only_mode else words,
+        seed=secrets.randbelow(_DRAWN_SEEDS) if body.seed is None else body.seed,
+        response_format=body.response_format or settings.response_format,
+        streaming=body.delivery != "whole",
+    )
+
+
+class Speaking:
+    """A plan on its way through the engine. One piece at a time, so that a request never holds more than one row."""
+
+    def __init__(self, services: Services, plan: Plan, record: Record) -> None:
+        self.plan = plan
+        self._services, self._record = services, record
+        facts = services.client.facts
+        self.sample_rate, self.channels = facts.sample_rate, facts.channels
+        self.frames = 0
+        self.samples = 0
+        self.finish_reason: FinishReason = "stop"
+
+    @property
+    def audio_seconds(self) -> float:
+        """Made so far, at the natural pace."""
+        return self.samples / self.sample_rate
+
+    async def pieces(self) -> AsyncGenerator[Samples, None]:
+        """float32 [C, S], in order. Raises HocketError with the client's name of the field at fault."""
+        try:
+            for i in range(len(self.plan.texts)):
+                left = self._frames_left()
+                if left is not None and left < 1:
+                    break
+                if i:
+                    yield self._pause()
+                async with aclosing(self._speak(self.plan.request(i, left))) as spoken:
+                    async for samples_CS in spoken:
+                        yield samples_CS
+        except HocketError as error:
+            raise _for_client(error) from error
+
+    async def _speak(self, request: SpeechRequest) -> AsyncGenerator[Samples, None]:
+        before = self.frames
+        async with await self._services.client.submit(request, streaming=self.plan.streaming) as stream:
+            async for chunk in stream:
+                self.frames += len(chunk.codes)
+                self._record.frames = self.frames
+                if chunk.end is not None:
+                    self._ended(chunk.end, self.frames - before)
+                if chunk.samples.shape[1]:
+                    self._count(chunk.samples)
+                    yield chunk.samples
+
+    def _count(self, samples_CS: Samples) -> None:
+        record = self._record
+        if record.first_audio_seconds is None:
+            record.first_audio_seconds = record.age_seconds
+            if self.plan.streaming:  # the first chunk of a whole answer is a large one, and nobody hears it
+                self._services.metrics.first_audio(record.age_seconds)
+        self.samples += samples_CS.shape[1]
+        record.audio_seconds = self.audio_seconds
+
+    def _ended(self, end: RequestEnd, frames: int) -> None:
+        # Nobody here has cancelled it, for then nobody would be reading.
+        if end.finish_reason == "cancelled":
+            raise EngineStoppedError("the server is about to stop and ended this request; send it again")
+        if not self.samples:
+            raise ApiError(
+                500, "the model ended the speech before its first frame; try another seed or text", code="no_audio"
+            )
+        if self.finish_reason == "stop":
+            self.finish_reason = end.finish_reason
+        self._record.reason = self.finish_reason
+        self._services.metrics.piece_ended(end.finish_reason, end.timings.late_seconds, frames)
+
+    def _frames_left(self) -> int | None:
+        most = self.plan.body.max_new_tokens
+        return None if most is None else most - self.frames
+
+    def _pause(self) -> Samples:
+        pause = np.zeros((self.channels, round(self.sample_rate * self._services.settings.segment_pause_ms / 1000)))
+        silence_CS = pause.astype(np.float32)
+        self._count(silence_CS)
+        return silence_CS
+
+
+@asynccontextmanager
+async def speaking(
+    services: Services, plan: Plan, record: Record
+) -> AsyncIterator[tuple[Speaking, AsyncIterator[Samples]]]:
+    """Speak `plan`: the first audio is there when this is entered, and leaving it early cancels the rest.
+
+    Raises what is wrong with the request, CapacityError (503) when the first audio takes too long, and ApiError (504)
+    when the whole does. A deadline is one of the body of the `async with`, too.
+    """
+    settings = services.settings
+    speech = Speaking(services, plan, record)
+    try:
+        async with asyncio.timeout(settings.request_seconds), aclosing(speech.pieces()) as pieces:
+            try:
+                async with asyncio.timeout(settings.first_audio_seconds):
+                    first = await anext(pieces)
+            except TimeoutError:
+                raise CapacityError(
+                    f"no audio within {settings.first_audio_seconds:g} s, the engine is too busy; try again later"
+                ) from None
+            yield speech, _chain(first, pieces)
+    except TimeoutError:
+        seconds = f"{settings.request_seconds:g} s"
+        raise ApiError(504, f"the request took longer than {seconds}; shorten the text", code="deadline") from None
+    finally:
+        services.metrics.speech_ended(speech.audio_seconds, record.age_seconds)
+
+
+async def _chain(first: Samples, rest: AsyncIterator[Samples]) -> AsyncIterator[Samples]:
+    yield first
+    async for samples_CS in rest:
+        yield samples_CS
+
+
+def _for_client(error: HocketError) -> HocketError:
+    """The engine's error with the names that clients use. Only those about the request know fields."""
+    if not isinstance(error, InvalidRequestError) or error.param is None:
+        return error
+    name = _CLIENT_NAMES.get(error.param, error.param)
+    message = str(error).replace("max_frames", "max_new_tokens")
+    kind = ReferenceAudioError if isinstance(error, ReferenceAudioError) else InvalidRequestError
+    return kind(message, param=name)

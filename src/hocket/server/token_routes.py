@@ -1,0 +1,99 @@
+"""The codec as a service: recordings to codes and codes to audio, in pieces beside all speech."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from hocket.errors import AudioFileError, InvalidRequestError
+from hocket.prompt.reference import prepare_audio
+from hocket.server.documents import ERROR_ANSWERS, json_body, json_document
+from hocket.server.encoders import encode_whole
+from hocket.server.gate import record_of
+from hocket.server.references import fetch
+from hocket.server.schemas import Body, read_body
+from hocket.server.services import services_of
+from hocket.server.settings import ResponseFormat
+
+router = APIRouter(prefix="/v1/audio/tokens")
+
+_MAX_CODE = 2**31 - 1
+
+
+class EncodeBody(Body):
+    """POST /v1/audio/tokens/encode."""
+
+    #: data: or http(s): or file: address of a recording.
+    audio: str
+    #: Keep the first ones; absent: all that the codec has.
+    codebooks: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+class DecodeBody(Body):
+    """POST /v1/audio/tokens/decode."""
+
+    #: One list for each frame, of as many codes as there are codebooks.
+    codes: Annotated[list[list[Annotated[int, Field(ge=0, le=_MAX_CODE)]]], Field(min_length=1)]
+    response_format: ResponseFormat = "wav"
+    speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] = 1.0
+
+
+@router.post("/encode", responses=ERROR_ANSWERS, openapi_extra=json_body(EncodeBody))
+async def encode_tokens(request: Request) -> JSONResponse:
+    """A recording as codes, at its own loudness; the last frame is filled up with silence."""
+    services = services_of(request)
+    body = read_body(EncodeBody, await json_document(request), services.settings)
+    facts = services.client.facts
+    with services.admission.slot(record_of(request).caller, facts.rows):
+        data = await fetch(services, body.audio, "audio")
+        try:
+            samples_CS = await asyncio.to_thread(
+                prepare_audio,
+                data,
+                sample_rate=facts.sample_rate,
+                channels=facts.channels,
+                max_seconds=services.settings.max_codec_seconds,
+            )
+        except AudioFileError as error:
+            raise InvalidRequestError(str(error), param="audio") from None
+        codes_FN = await services.client.encode(samples_CS, body.codebooks)
+    return JSONResponse(
+        {
+            "codes": codes_FN.tolist(),
+            "frames": codes_FN.shape[0],
+            "codebooks": codes_FN.shape[1],
+            "frame_seconds": facts.frame_seconds,
+            "sample_rate": facts.sample_rate,
+        }
+    )
+
+
+@router.post(
+    "/decode",
+    response_class=Response,
+    responses={200: {"description": "Audio", "content": {"audio/*": {}}}, **ERROR_ANSWERS},
+    openapi_extra=json_body(DecodeBody),
+)
+async def decode_tokens(request: Request) -> Response:
+    """Codes as audio."""
+    services = services_of(request)
+    body = read_body(DecodeBody, await json_document(request), services.settings)
+    if len({len(frame) for frame in body.codes}) != 1:
+        raise InvalidRequestError("codes has frames of different lengths; give each as many codes", param="codes")
+    facts, most = services.client.facts, services.settings.max_codec_seconds
+    if len(body.codes) * facts.frame_seconds > most:
+        raise InvalidRequestError(f"codes last longer than {most:g} s; send fewer frames", param="codes")
+    with services.admission.slot(record_of(request).caller, facts.rows):
+        samples_CS = await services.client.decode(np.array(body.codes, np.int64))
+    audio = await asyncio.to_thread(encode_whole, body.response_format, samples_CS, facts.sample_rate, body.speed)
+    headers = {
+        "X-Sample-Rate": str(audio.sample_rate),
+        "X-Channels": str(audio.channels),
+        "X-Audio-Seconds": f"{audio.seconds:.6f}",
+    }
+    return Response(audio.body, headers=headers, media_type=audio.content_type)

@@ -1,0 +1,105 @@
+"""Named voices over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.datastructures import UploadFile
+
+from hocket.errors import InvalidRequestError
+from hocket.server.documents import ERROR_ANSWERS
+from hocket.server.gate import record_of
+from hocket.server.services import services_of
+from hocket.server.voices import Voice
+
+router = APIRouter(prefix="/v1/audio/voices")
+
+#: `consent` is what vLLM-Omni's clients must send; nothing is done with it here.
+_FIELDS = ("audio_sample", "name", "ref_text", "speaker_description", "consent")
+_FORM = {
+    "type": "object",
+    "required": ["audio_sample", "name"],
+    "properties": {name: {"type": "string"} for name in _FIELDS}
+    | {"audio_sample": {"type": "string", "format": "binary"}},
+}
+
+
+@router.get("")
+async def list_voices(request: Request) -> JSONResponse:
+    """All voices, the built-in ones first."""
+    voices = await asyncio.to_thread(services_of(request).voices.listed)
+    return JSONResponse({"voices": [_entry(voice) for voice in voices]})
+
+
+@router.post(
+    "",
+    responses=ERROR_ANSWERS,
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
+)
+async def upload_voice(request: Request) -> JSONResponse:
+    """Keep a recording as a voice. An older voice of that name stays until the new one is complete."""
+    services = services_of(request)
+    sample, fields = await _read_form(request)
+    facts = services.client.facts
+    with services.admission.slot(record_of(request).caller, facts.rows):
+        draft = await asyncio.to_thread(
+            services.voices.draft,
+            fields["name"],
+            sample,
+            sample_rate=facts.sample_rate,
+            channels=facts.channels,
+            limits=facts.reference_limits,
+            description=fields.get("speaker_description", ""),
+            transcript=fields.get("ref_text") or None,
+        )
+        assert draft.recording is not None
+        codes_FN = await services.client.encode(draft.recording.samples)
+        voice = await asyncio.to_thread(services.voices.save, draft, codes_FN, codec=facts.codec_id)
+    return JSONResponse({"success": True, "voice": _entry(voice)})
+
+
+@router.get("/{name}/preview", response_class=Response, responses=ERROR_ANSWERS)
+async def preview_voice(request: Request, name: str) -> Response:
+    """The recording that a voice is cloned from."""
+    return Response(await asyncio.to_thread(services_of(request).voices.preview, name), media_type="audio/wav")
+
+
+@router.delete("/{name}", responses=ERROR_ANSWERS)
+async def delete_voice(request: Request, name: str) -> JSONResponse:
+    """Forget an uploaded voice."""
+    await asyncio.to_thread(services_of(request).voices.delete, name)
+    return JSONResponse({"success": True, "name": name})
+
+
+async def _read_form(request: Request) -> tuple[bytes, dict[str, str]]:
+    """The recording and the other fields. Raises InvalidRequestError."""
+    async with request.form(max_files=1, max_fields=len(_FIELDS)) as form:
+        unknown = [name for name in form if name not in _FIELDS]
+        if unknown:
+            raise InvalidRequestError(f"{unknown[0][:100]}: an unknown field; leave it out", param=unknown[0][:100])
+        sample = form.get("audio_sample")
+        if not isinstance(sample, UploadFile):
+            raise InvalidRequestError(
+                "audio_sample is missing; send a form (multipart/form-data) with a file", param="audio_sample"
+            )
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        if not fields.get("name"):
+            raise InvalidRequestError("name is missing; give the voice one", param="name")
+        return await sample.read(), fields
+
+
+def _entry(voice: Voice) -> dict[str, Any]:
+    entry = {
+        "name": voice.name,
+        "builtin": voice.kind == "builtin",
+        "kind": voice.kind,
+        "speaker_description": voice.description,
+        "ref_text": voice.transcript,
+        "seconds": voice.seconds,
+        "created_at": voice.created,
+        "problem": voice.problem,
+    }
+    return {key: value for key, value in entry.items() if value not in (None, "")}

@@ -1,0 +1,364 @@
+"""Named voices: those that come with the server, and uploaded ones, each in one file that is replaced atomically.
+
+An upload is `draft` (everything that can be checked without the model), the model's encoder, `save`:
+
+    draft = store.draft("anna", recording, transcript=words, sample_rate=48000, channels=2, limits=limits)
+    voice = store.save(draft, codes_of(draft.recording), codec="moss")
+
+`save` takes codes, so whatever fails on the way leaves an old voice as it was. A file is replaced by a rename: readers
+in this and other processes see the old voice or the new one, and of two uploads under one name the later wins. There is
+no state in memory, nothing to reload, and all methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_safetensors
+
+from hocket.audio import FORMATS, decode_audio, encode_audio
+from hocket.codes_file import as_codes
+from hocket.config import ReferenceLimits
+from hocket.core import AudioArray, PreparedReference, Reference, StrictModel
+from hocket.errors import AudioFileError, ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.files import write_atomically
+from hocket.prompt.reference import prepare_reference
+
+MAX_NAME_BYTES = 64
+MAX_DESCRIPTION_CHARACTERS = 1_000
+MAX_TRANSCRIPT_CHARACTERS = 5_000
+_SUFFIX = ".voice"
+
+
+class VoiceNotFoundError(InvalidRequestError):
+    """There is no voice of that name, or it has no recording."""
+
+    http_status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinVoice:
+    """A voice that comes with the server. No reference: the model speaks as it likes."""
+
+    description: str
+    reference: AudioArray | NDArray[np.int64] | None = None
+    #: The words of `reference`.
+    transcript: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A voice in a list."""
+
+    name: str
+    kind: Literal["builtin", "uploaded", "broken"]
+    description: str = ""
+    transcript: str | None = None
+    #: Length of the recording, where there is one.
+    seconds: float | None = None
+    #: Seconds since 1970.
+    created: int | None = None
+    #: Why an uploaded voice is broken.
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceDraft:
+    """A checked upload that lacks its codes."""
+
+    name: str
+    description: str
+    transcript: str | None
+    #: None where codes are uploaded.
+    recording: PreparedReference | None
+
+
+class _DamagedError(Exception):
+    """A file does not hold a voice; the message says why."""
+
+
+class _Facts(StrictModel):
+    """What is stored beside codes and recording."""
+
+    description: str
+    transcript: str | None
+    created: int
+    seconds: float | None
+    #: Whose codes they are: the codes of one codec are noise to another.
+    codec: str
+
+
+class VoiceStore:
+    """The voices in `folder`, and `builtin` ones, whose names cannot be taken."""
+
+    def __init__(
+        self,
+        folder: Path,
+        builtin: Mapping[str, BuiltinVoice],
+        *,
+        max_voices: int = 1_000,
+        max_recording_bytes: int = 10 * 2**20,
+    ) -> None:
+        """Raises ConfigError when the folder cannot be made, InvalidRequestError for a builtin name that is none."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the folder of voices {str(folder)!r} cannot be made: {error.strerror}; name another",
+                param="voices_folder",
+            ) from error
+        self._folder = folder
+        self._builtin = {voice_name(name): voice for name, voice in builtin.items()}
+        self._max_voices = max_voices
+        self._max_recording_bytes = max_recording_bytes
+
+    def listed(self) -> list[Voice]:
+        """All voices by name, the builtin ones first, broken ones among the uploaded."""
+        builtin = [_builtin_entry(name, voice) for name, voice in self._builtin.items()]
+        return builtin + sorted((self._stored(path) for path in self._paths()), key=lambda voice: voice.name)
+
+    def reference(self, name: str, *, codec: str) -> tuple[Reference | None, str | None]:
+        """What a model whose codec is `codec` clones, and the words of it.
+
+        Codes where they are this codec's, else the recording. Raises InvalidRequestError (`voice`): unknown, broken, or
+        codes of another codec and no recording.
+        """
+        name = voice_name(name, param="voice")
+        if name in self._builtin:
+            return self._builtin[name].reference, self._builtin[name].transcript
+        with self._opened(name, "voice") as (facts, file):
+            if facts.codec == codec:
+                return _codes(file), facts.transcript
+            if facts.seconds is None:
+                raise InvalidRequestError(
+                    f"the voice {name!r} consists of codes of another model; upload it again", param="voice"
+                )
+            return _recording(facts, file), facts.transcript
+
+    def preview(self, name: str) -> bytes:
+        """The recording of a voice as it is cloned, as a wav file. Raises InvalidRequestError (`name`)."""
+        name = voice_name(name)
+        recording: Reference | None = None
+        if name in self._builtin:
+            recording = self._builtin[name].reference
+        else:
+            with self._opened(name, "name") as (facts, file):
+                recording = None if facts.seconds is None else _recording(facts, file)
+        if not isinstance(recording, AudioArray):
+            raise VoiceNotFoundError(f"the voice {name!r} has no recording to listen to", param="name")
+        return encode_audio(FORMATS[".wav"], recording.samples, recording.sample_rate)
+
+    def draft(
+        self,
+        name: str,
+        recording: bytes | None,
+        *,
+        sample_rate: int,
+        channels: int,
+        limits: ReferenceLimits,
+        description: str = "",
+        transcript: str | None = None,
+    ) -> VoiceDraft:
+        """Check an upload and bring its recording (None: codes are uploaded) to the codec's rate and channels.
+
+        Decodes: takes up to 0.3 s for a minute of audio. Raises InvalidRequestError, ReferenceAudioError, naming
+        `name`, `audio_sample`, `ref_text` or `speaker_description`.
+        """
+        name = self._free_name(name)
+        _check_words(description, MAX_DESCRIPTION_CHARACTERS, "speaker_description")
+        _check_words(transcript or "", MAX_TRANSCRIPT_CHARACTERS, "ref_text")
+        if recording is None:
+            return VoiceDraft(name, description, transcript, None)
+        if len(recording) > self._max_recording_bytes:
+            raise ReferenceAudioError(
+                f"the recording has {len(recording)} bytes; the limit is {self._max_recording_bytes}, send less",
+                param="audio_sample",
+            )
+        try:
+            samples_CS = prepare_reference(recording, sample_rate=sample_rate, channels=channels, limits=limits)
+        except ReferenceAudioError as error:
+            raise ReferenceAudioError(str(error), param="audio_sample") from error
+        return VoiceDraft(name, description, transcript, PreparedReference(samples_CS, sample_rate))
+
+    def save(self, draft: VoiceDraft, codes: NDArray[np.int64], *, codec: str) -> Voice:
+        """Store `draft` with its `codes` [frames, codebooks] of `codec`, in place of any voice of that name.
+
+        Raises InvalidRequestError when there are too many voices (uploads at the same moment may overshoot by one
+        each) or codes that cannot be, HocketError when the disk refuses.
+        """
+        name = self._free_name(draft.name)
+        try:
+            codes = as_codes(codes, "the voice")
+        except AudioFileError as error:
+            raise InvalidRequestError(str(error), param="codes") from error
+        recording = draft.recording
+        facts = _Facts(
+            description=draft.description,
+            transcript=draft.transcript,
+            created=int(time.time()),
+            seconds=None if recording is None else recording.samples.shape[1] / recording.sample_rate,
+            codec=codec,
+        )
+        path = self._path(name)
+        if path.is_symlink():
+            raise HocketError(f"the voice {name!r} is a link on the server's disk; the operator must remove it")
+        try:
+            write_atomically(path, _file_bytes(facts, codes, recording))
+        except AudioFileError as error:
+            raise HocketError(f"the voice {name!r} could not be stored: the server's disk refuses it") from error
+        return _entry(name, facts)
+
+    def delete(self, name: str) -> None:
+        """Forget an uploaded voice, a broken one too. Raises InvalidRequestError (`name`)."""
+        name = voice_name(name)
+        if name in self._builtin:
+            raise InvalidRequestError(f"the voice {name!r} comes with the server and cannot be deleted", param="name")
+        try:
+            self._path(name).unlink()
+        except FileNotFoundError:
+            raise self._unknown(name, "name") from None
+        except OSError as error:
+            raise HocketError(f"the voice {name!r} could not be deleted: the server's disk refuses it") from error
+
+    # ---- files
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_SUFFIX}"
+
+    def _paths(self) -> list[Path]:
+        return [path for path in self._folder.iterdir() if path.suffix == _SUFFIX and not path.name.startswith(".")]
+
+    def _free_name(self, name: str) -> str:
+        name = voice_name(name)
+        if name in self._builtin:
+            raise InvalidRequestError(
+                f"the name {name!r} belongs to a voice that comes with the server; choose another", param="name"
+            )
+        if len(self._paths()) >= self._max_voices and not self._path(name).exists():
+            raise InvalidRequestError(
+                f"there are {self._max_voices} voices, which is the limit; delete one first", param="name"
+            )
+        return name
+
+    def _stored(self, path: Path) -> Voice:
+        name = unicodedata.normalize("NFC", path.name.removesuffix(_SUFFIX))
+        try:
+            if voice_name(name) != name or name in self._builtin:
+                raise _DamagedError("its file has the name of another voice")
+            with _opened_file(path) as (facts, _):
+                return _entry(name, facts)
+        except InvalidRequestError:
+            return Voice(name, "broken", problem="its file has a name that voices cannot have")
+        except (_DamagedError, FileNotFoundError) as error:
+            return Voice(name, "broken", problem=str(error))
+
+    @contextmanager
+    def _opened(self, name: str, param: str) -> Iterator[tuple[_Facts, safe_open]]:
+        try:
+            with _opened_file(self._path(name)) as opened:
+                yield opened
+        except FileNotFoundError:
+            raise self._unknown(name, param) from None
+        except _DamagedError as error:
+            raise InvalidRequestError(f"the voice {name!r} is broken: {error}; upload it again", param=param) from error
+
+    def _unknown(self, name: str, param: str) -> VoiceNotFoundError:
+        return VoiceNotFoundError(f"there is no voice {name!r}; GET /v1/audio/voices lists them", param=param)
+
+
+def voice_name(name: str, *, param: str = "name") -> str:
+    """The one spelling of a voice's name: small letters, NFC. Raises InvalidRequestError (`param`).
+
+    Letters and digits of any script with their marks, and `-`, `_`, `.` behind the first; 64 bytes of UTF-8. There is
+    no capital "Anna" beside a small one, because not every disk could keep them apart.
+    """
+    spelt = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+    if not spelt or not _is_initial(spelt[0]) or not all(_is_initial(c) or _is_inner(c) for c in spelt):
+        shown = ascii(name[:MAX_NAME_BYTES])
+        raise InvalidRequestError(
+            f"{shown} is no voice name; use letters and digits, and behind the first also '-', '_' and '.'", param=param
+        )
+    if len(spelt.encode()) > MAX_NAME_BYTES:
+        raise InvalidRequestError(
+            f"a voice name has {MAX_NAME_BYTES} bytes at most, this one {len(spelt.encode())}; shorten it", param=param
+        )
+    return spelt
+
+
+def _is_initial(character: str) -> bool:
+    category = unicodedata.category(character)
+    return category[0] == "L" or category == "Nd"
+
+
+def _is_inner(character: str) -> bool:
+    return character in "-_." or unicodedata.category(character)[0] == "M"
+
+
+def _check_words(words: str, most: int, param: str) -> None:
+    if len(words) > most:
+        raise InvalidRequestError(f"{param} has {len(words)} characters; the limit is {most}", param=param)
+    if any(unicodedata.category(character) == "Cs" or character == "\0" for character in words):
+        raise InvalidRequestError(f"{param} holds a NUL or half a surrogate pair; fix its encoding", param=param)
+
+
+def _entry(name: str, facts: _Facts) -> Voice:
+    return Voice(name, "uploaded", facts.description, facts.transcript, facts.seconds, facts.created)
+
+
+def _builtin_entry(name: str, voice: BuiltinVoice) -> Voice:
+    seconds = voice.reference.seconds if isinstance(voice.reference, AudioArray) else None
+    return Voice(name, "builtin", voice.description, voice.transcript, seconds)
+
+
+# ---------------------------------------------------------------------------------------------------- a voice's file
+# safetensors: codes int64 [F, N]; flac uint8, a file of that format; the facts as JSON in the metadata.
+
+
+def _file_bytes(facts: _Facts, codes: NDArray[np.int64], recording: PreparedReference | None) -> bytes:
+    tensors: dict[str, NDArray[np.int64] | NDArray[np.uint8]] = {"codes": codes}
+    if recording is not None:
+        flac = encode_audio(FORMATS[".flac"], recording.samples, recording.sample_rate)
+        tensors["flac"] = np.frombuffer(flac, np.uint8)
+    return to_safetensors(tensors, {"voice": facts.model_dump_json()})
+
+
+@contextmanager
+def _opened_file(path: Path) -> Iterator[tuple[_Facts, safe_open]]:
+    """One state of a voice, whatever replaces its file meanwhile. Raises FileNotFoundError, _DamagedError."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise _DamagedError("it is a link or no file")
+    try:
+        with safe_open(path, framework="np") as file:
+            yield _Facts.model_validate_json((file.metadata() or {}).get("voice", "")), file
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, AudioFileError, OSError) as error:
+        raise _DamagedError("its file is damaged or cannot be read") from error
+    except ValidationError as error:
+        raise _DamagedError("its file says nothing that this version understands") from error
+
+
+def _tensor(file: safe_open, name: str) -> NDArray[Any]:
+    tensor: NDArray[Any] = file.get_tensor(name)  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _codes(file: safe_open) -> NDArray[np.int64]:
+    return as_codes(_tensor(file, "codes"), "the voice")
+
+
+def _recording(facts: _Facts, file: safe_open) -> AudioArray:
+    assert facts.seconds is not None
+    flac = _tensor(file, "flac").tobytes()
+    return decode_audio(flac, max_bytes=len(flac), max_seconds=facts.seconds + 1)

@@ -1,0 +1,344 @@
+"""`GET /v1/audio/speech/stream`: text comes in piece by piece while audio goes out. docs/websocket.md has the messages.
+
+Two tasks per socket: one listens, so that `cancel` is heard in the middle of a word; the other speaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+from fastapi import APIRouter, WebSocket
+
+from hocket.core import FinishReason
+from hocket.errors import HocketError, InvalidRequestError
+from hocket.server.answers import encoded
+from hocket.server.encoders import encoder_for
+from hocket.server.errors import error_code
+from hocket.server.gate import Record, record_of
+from hocket.server.long_text import SentenceBuffer
+from hocket.server.schemas import SpeechBody, VoiceFields, check_text
+from hocket.server.services import Services, services_of
+from hocket.server.speech import Plan, Samples, piece_seed, plan_speech, speaking
+from hocket.server.websocket_messages import CancelMessage, FlushMessage, StartMessage, TextMessage, read_message
+from hocket.server.websocket_wire import Wire
+
+_LOG = logging.getLogger("hocket.request")
+
+#: A socket on which nobody says anything for this long is closed.
+IDLE_SECONDS = 300.0
+#: Sentences and flushes that may wait. Characters have a limit of their own, which ordinary text meets first.
+_MOST_WAITING = 1000
+#: Voices are looked up for a text, before there is any.
+_ANY_TEXT = "a"
+
+
+class _Mark(enum.Enum):
+    """What waits between sentences."""
+
+    FLUSH = enum.auto()
+    CLOSE = enum.auto()
+
+
+@dataclass(slots=True)
+class _Utterance:
+    """What is said between two flushes."""
+
+    #: Its place among all of the socket.
+    index: int
+    sentences: int = 0
+    #: Audio made, at the natural pace.
+    samples: int = 0
+    finish_reason: FinishReason = "stop"
+    #: Its last sentence was taken from the queue.
+    complete: bool = False
+
+
+def websocket_router() -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.websocket("/v1/audio/speech/stream")
+    async def stream(socket: WebSocket) -> None:
+        await _Session(socket).run()
+
+    return router
+
+
+class _Session:
+    """One socket."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._services: Services = services_of(socket)
+        self._settings = self._services.settings
+        self._wire = Wire(socket, self._settings.stall_seconds, IDLE_SECONDS)
+        self._record = record_of(socket)
+        # From `start`
+        self._plan: Plan | None = None
+        self._as_base64 = False
+        # From the listener to the speaker
+        self._buffer = SentenceBuffer(self._settings.segment_characters)
+        self._waiting: asyncio.Queue[str | _Mark] = asyncio.Queue()
+        self._waiting_characters = 0
+        #: Text has come that no flush has followed.
+        self._is_open = False
+        self._is_closing = self._is_cancelling = False
+        self._cancelled = asyncio.Event()
+        # The speaker's
+        self._utterance = _Utterance(0)
+        self._task: asyncio.Task[bool] | None = None
+        #: It has nothing to say.
+        self._speaker_waits = True
+
+    async def run(self) -> None:
+        """Until either side has had enough."""
+        await self._wire.accept()
+        tasks = (asyncio.create_task(self._listen()), asyncio.create_task(self._speak()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._wire.end(done.pop().exception())
+
+    # ---- listening
+
+    async def _listen(self) -> None:
+        while True:
+            raw = await self._wire.receive(lambda: self._speaker_waits)
+            try:
+                await self._obey(raw)
+            except HocketError as error:
+                await self._wire.send_error(error)
+
+    async def _obey(self, raw: str | None) -> None:
+        """Raises what is wrong with the message; the socket stays open, and nothing has changed."""
+        if raw is None:
+            raise InvalidRequestError("binary messages mean nothing here; send JSON in text messages")
+        message = read_message(raw, self._settings)
+        if self._is_closing and not isinstance(message, CancelMessage):
+            raise InvalidRequestError(f"after close, {message.type} comes too late; connect again", param="type")
+        if isinstance(message, StartMessage):
+            await self._start(message)
+        elif self._plan is None:
+            raise InvalidRequestError(f"{message.type} comes too early; send start before anything else", param="type")
+        elif isinstance(message, TextMessage):
+            self._take_text(message.text)
+        elif isinstance(message, FlushMessage):
+            self._flush()
+        elif isinstance(message, CancelMessage):
+            await self._cancel()
+        else:
+            self._close()
+
+    async def _start(self, message: StartMessage) -> None:
+        if self._is_open or not (self._speaker_waits and self._waiting.empty()):
+            raise InvalidRequestError("start comes while text waits or is spoken; flush or cancel first", param="type")
+        self._check_room(message.text)
+        voice = {name: value for name, value in message if name in VoiceFields.model_fields}
+        plan = await plan_speech(self._services, SpeechBody(input=_ANY_TEXT, seed=message.seed, **voice))
+        facts = self._services.client.facts
+        encoder = encoder_for(plan.response_format, facts.sample_rate, facts.channels, message.speed)
+        self._plan, self._as_base64 = plan, message.audio == "base64"
+        await self._wire.send_event(
+            "started",
+            request_id=self._record.id,
+            model=self._services.model_name,
+            response_format=plan.response_format,
+            audio=message.audio,
+            sample_rate=encoder.sample_rate,
+            channels=encoder.channels,
+            seed=plan.seed,
+        )
+        self._take_text(message.text)
+
+    def _take_text(self, text: str) -> None:
+        self._check_room(text)
+        self._is_open = self._is_open or bool(text.strip())
+        for sentence in self._buffer.push(text):
+            self._put(sentence)
+
+    def _check_room(self, text: str) -> None:
+        characters, most = self._waiting_characters + len(text), self._settings.max_characters
+        if characters > most or self._waiting.qsize() >= _MOST_WAITING:
+            raise InvalidRequestError(
+                f"too much text waits to be spoken (at most {most} characters may); send this again later", param="text"
+            )
+
+    def _put(self, sentence: str) -> None:
+        if _is_spoken(sentence):
+            self._waiting_characters += len(sentence)
+            self._waiting.put_nowait(sentence)
+
+    def _flush(self) -> None:
+        self._check_room("")
+        if rest := self._buffer.flush():
+            self._put(rest)
+        self._is_open = False
+        self._waiting.put_nowait(_Mark.FLUSH)
+
+    async def _cancel(self) -> None:
+        self._buffer.flush()
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+        self._waiting_characters = 0
+        self._is_open = False
+        if self._is_closing:
+            self._waiting.put_nowait(_Mark.CLOSE)
+        assert self._task is not None
+        self._is_cancelling = True
+        self._task.cancel()
+        # What comes next must find the speaker silent, and its `done` sent.
+        self._cancelled.clear()
+        await self._cancelled.wait()
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._flush()
+        self._is_closing = True
+        self._waiting.put_nowait(_Mark.CLOSE)
+
+    # ---- speaking
+
+    async def _speak(self) -> None:
+        """Utterance after utterance, each in a task of its own so that `cancel` ends nothing else."""
+        goes_on = True
+        while goes_on:
+            self._task = asyncio.create_task(self._say_next())
+            try:
+                await asyncio.wait((self._task,))
+            finally:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+            goes_on = self._task.cancelled() or self._task.result()
+            if self._is_cancelling:
+                self._is_cancelling = False
+                self._utterance.finish_reason = "cancelled"
+                await self._send_done()
+                self._cancelled.set()
+            self._utterance = _Utterance(self._utterance.index + 1)
+
+    async def _say_next(self) -> bool:
+        """The next utterance, from its first sentence to its `done`; False when the client wants to close."""
+        item = await self._next()
+        if item is _Mark.CLOSE:
+            return False
+        try:
+            if isinstance(item, str):
+                await self._say(item)
+        except HocketError as error:
+            self._utterance.finish_reason = "error"
+            await self._wire.send_error(error)
+            while not self._utterance.complete:
+                await self._next()
+        await self._send_done()
+        return True
+
+    async def _next(self) -> str | _Mark:
+        self._speaker_waits = True
+        item = await self._waiting.get()
+        self._speaker_waits = False
+        if isinstance(item, str):
+            self._waiting_characters -= len(item)
+        self._utterance.complete = item is _Mark.FLUSH
+        return item
+
+    async def _say(self, first: str) -> None:
+        """An utterance holds one place among all requests, and is one file, whatever its number of sentences."""
+        assert self._plan is not None
+        facts = self._services.client.facts
+        with self._services.admission.slot(self._record.caller, facts.rows):
+            encoder = encoder_for(self._plan.response_format, facts.sample_rate, facts.channels, self._plan.body.speed)
+            # Both are closed here, at once: the engine must not go on for audio that nobody gets.
+            async with (
+                aclosing(self._sentences(first)) as samples,
+                aclosing(encoded(encoder, self._plan, samples)) as body,
+            ):
+                async for data in body:
+                    await self._wire.send_audio(data, as_base64=self._as_base64)
+
+    async def _sentences(self, first: str) -> AsyncGenerator[Samples, None]:
+        facts, utterance = self._services.client.facts, self._utterance
+        pause_CS = np.zeros(
+            (facts.channels, round(facts.sample_rate * self._settings.segment_pause_ms / 1000)), np.float32
+        )
+        item: str | _Mark = first
+        while isinstance(item, str):
+            if utterance.sentences:
+                utterance.samples += pause_CS.shape[1]
+                yield pause_CS
+            async with aclosing(self._sentence(item)) as pieces:
+                async for samples_CS in pieces:
+                    utterance.samples += samples_CS.shape[1]
+                    yield samples_CS
+            item = await self._next()
+
+    async def _sentence(self, text: str) -> AsyncGenerator[Samples, None]:
+        """A request to the engine, with a log line of its own."""
+        assert self._plan is not None
+        utterance, session = self._utterance, self._record
+        index = utterance.sentences
+        utterance.sentences += 1
+        record = Record(
+            f"{session.id}-{utterance.index}-{index}",
+            session.method,
+            session.path,
+            session.caller,
+            status=101,
+            model=self._services.model_name,
+            reason="cancelled",
+        )
+        body = self._plan.body.model_copy(update={"input": text})
+        plan = replace(self._plan, texts=(text,), body=body, seed=piece_seed(self._plan.seed, index))
+        try:
+            async with speaking(self._services, plan, record) as (speech, pieces):
+                await self._wire.send_event(
+                    "sentence",
+                    utterance=utterance.index,
+                    index=index,
+                    request_id=record.id,
+                    text=text,
+                    at_seconds=self._seconds(),
+                )
+                async for samples_CS in pieces:
+                    yield samples_CS
+            if utterance.finish_reason == "stop":
+                utterance.finish_reason = speech.finish_reason
+        except HocketError as error:
+            record.reason = error_code(error)
+            raise
+        finally:
+            _LOG.info("%s", record.line())
+
+    def _seconds(self) -> float:
+        """How long the utterance plays, so far."""
+        if self._plan is None or not self._utterance.samples:
+            return 0.0
+        return round(self._utterance.samples / self._services.client.facts.sample_rate / self._plan.body.speed, 6)
+
+    async def _send_done(self) -> None:
+        utterance = self._utterance
+        self._speaker_waits = True  # before a client can answer with `start`
+        await self._wire.send_event(
+            "done",
+            utterance=utterance.index,
+            finish_reason=utterance.finish_reason,
+            sentences=utterance.sentences,
+            seconds=self._seconds(),
+            seed=None if self._plan is None else self._plan.seed,
+        )
+
+
+def _is_spoken(sentence: str) -> bool:
+    """Lone dashes and emoji are left out; an error for them would come in the middle of a text."""
+    try:
+        check_text(sentence)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""What a client says on the WebSocket (docs/websocket.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from hocket.core import MAX_SEED
+from hocket.errors import InvalidRequestError
+from hocket.server.schemas import Body, VoiceFields, read_body, read_json
+from hocket.server.settings import ResponseFormat, ServerSettings
+
+
+class StartMessage(VoiceFields):
+    """How to speak from now on."""
+
+    type: Literal["start"]
+    response_format: ResponseFormat = "pcm"
+    #: Audio as binary messages, or as base64 in JSON, for clients that cannot tell the two kinds apart.
+    audio: Literal["binary", "base64"] = "binary"
+    #: For every utterance: the same text then sounds the same, wherever it comes in the session.
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    text: str = ""
+
+    @field_validator("text")
+    @classmethod
+    def _characters(cls, value: str) -> str:
+        return _check_characters(value)
+
+
+class TextMessage(Body):
+    """More text, cut anywhere."""
+
+    type: Literal["text"]
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def _characters(cls, value: str) -> str:
+        return _check_characters(value)
+
+
+class FlushMessage(Body):
+    """The utterance is complete: speak what is left of it, and say `done`."""
+
+    type: Literal["flush"]
+
+
+class CancelMessage(Body):
+    """Fall silent now and forget the text that waits."""
+
+    type: Literal["cancel"]
+
+
+class CloseMessage(Body):
+    """Speak what is left, then close."""
+
+    type: Literal["close"]
+
+
+Message = StartMessage | TextMessage | FlushMessage | CancelMessage | CloseMessage
+
+_MODELS: dict[str, type[Message]] = {
+    "start": StartMessage,
+    "text": TextMessage,
+    "flush": FlushMessage,
+    "cancel": CancelMessage,
+    "close": CloseMessage,
+}
+
+
+def read_message(raw: str, settings: ServerSettings) -> Message:
+    """Raises InvalidRequestError, which names the field at fault."""
+    document = read_json(raw.encode())
+    kind = document.get("type")
+    model = _MODELS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        shown = f"the type {kind[:40]!r} is unknown" if isinstance(kind, str) else "the message has no type"
+        raise InvalidRequestError(f"{shown}; use one of {', '.join(_MODELS)}", param="type")
+    return read_body(model, document, settings)
+
+
+def _check_characters(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("contains a NUL character; remove it")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("contains half a surrogate pair; cut text between characters")
+    return text

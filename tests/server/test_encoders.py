@@ -1,0 +1,276 @@
+"""Streaming and whole encoding in every format: what was fed comes out, at the stated rate, in any chunking."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hocket.audio import decode_audio, resample
+from hocket.core import AudioArray
+from hocket.errors import AudioFileError, HocketError, InvalidRequestError
+from hocket.server.encoders import RESPONSE_FORMATS, encode_whole, encoder_for
+
+#: Samples of a codec's frame, by which a format without a stated length may be off, and samples before the first fed.
+FRAME_SAMPLES = {"wav": 0, "pcm": 0, "flac": 0, "opus": 960, "mp3": 1152, "aac": 1024}
+#: LAME's delay and the decoder's own; the AAC encoder's first block. The other formats say theirs or have none.
+PRIMING_SAMPLES = {"mp3": 576 + 529, "aac": 1024}
+#: Milliseconds of audio held back, as the module's docstring states them, by response format and rate.
+DELAYS_MS = {
+    ("wav", 48000): 0,
+    ("pcm", 48000): 0,
+    ("flac", 48000): 24,
+    ("opus", 48000): 46,
+    ("aac", 48000): 64,
+    ("mp3", 48000): 72,
+    ("wav", 24000): 0,
+    ("pcm", 24000): 0,
+    ("flac", 24000): 24,
+    ("opus", 24000): 46,
+    ("aac", 24000): 128,
+    ("mp3", 24000): 95,
+}
+
+
+def voice(rate: int, seconds: float, channels: int = 1) -> NDArray[np.float32]:
+    """Something like speech [C, S]: a gliding pitch with overtones, louder and softer four times a second."""
+    t = np.arange(round(rate * seconds)) / rate
+    phase = 2 * np.pi * (150 * t + 40 * np.sin(2 * np.pi * t) / (2 * np.pi))
+    tone = sum(np.sin(k * phase) / k for k in range(1, 6)) * (0.6 + 0.4 * np.sin(8 * np.pi * t))
+    return np.stack([0.2 * tone / (c + 1) for c in range(channels)]).astype(np.float32)
+
+
+def decoded(body: bytes, response_format: str, rate: int, channels: int) -> AudioArray:
+    if response_format == "pcm":
+        samples_SC = np.frombuffer(body, "<i2").reshape(-1, channels)
+        return AudioArray(np.ascontiguousarray(samples_SC.T).astype(np.float32) / np.float32(32768), rate)
+    return decode_audio(body, max_bytes=1 << 26, max_seconds=60)
+
+
+def streamed(
+    response_format: str, samples_CS: NDArray[np.float32], rate: int, cuts: list[int], speed: float = 1.0
+) -> bytes:
+    encoder = encoder_for(response_format, rate, samples_CS.shape[0], speed)
+    edges = [0, *sorted(cuts), samples_CS.shape[1]]
+    pieces = [encoder.feed(samples_CS[:, a:b]) for a, b in itertools.pairwise(edges)]
+    return b"".join([*pieces, encoder.finish()])
+
+
+def signal_to_noise_db(wanted_CS: NDArray[np.float32], found_CS: NDArray[np.float32]) -> float:
+    return float(10 * np.log10(np.square(wanted_CS).sum() / np.square(wanted_CS - found_CS).sum()))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate", [48000, 24000, 44100])
+@pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
+def test_a_stream_is_what_its_encoder_says(response_format: str, rate: int, channels: int) -> None:
+    samples_CS = voice(rate, 1.2345, channels)
+    encoder = encoder_for(response_format, rate, channels)
+    pieces = [encoder.feed(samples_CS[:, i : i + 1920]) for i in range(0, samples_CS.shape[1], 1920)]
+    body = b"".join([*pieces, encoder.finish()])
+    audio = decoded(body, response_format, rate, channels)
+    assert (encoder.channels, encoder.sample_rate) == (audio.samples.shape[0], audio.sample_rate)
+    assert encoder.seconds == pytest.approx(1.2345, abs=1 / rate)
+    assert encoder.sample_rate == (48000 if response_format == "opus" else rate)
+
+    wanted_CS = resample(samples_CS, rate, audio.sample_rate)
+    priming = PRIMING_SAMPLES.get(response_format, 0)
+    excess = audio.samples.shape[1] - priming - wanted_CS.shape[1]
+    assert 0 <= excess <= FRAME_SAMPLES[response_format]
+    inner = slice(wanted_CS.shape[1] // 4, wanted_CS.shape[1] * 3 // 4)
+    found_CS = audio.samples[:, priming:][:, inner]
+    exact = response_format in {"wav", "pcm", "flac"}
+    assert signal_to_noise_db(wanted_CS[:, inner], found_CS) > (70 if exact else 13)
+
+
+@pytest.mark.parametrize("rate", [48000, 24000, 44100])
+@pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
+def test_a_whole_body_is_gapless_where_the_format_can_be(response_format: str, rate: int) -> None:
+    samples_CS = voice(rate, 0.777, 2)
+    whole = encode_whole(response_format, samples_CS, rate)
+    audio = decoded(whole.body, response_format, rate, 2)
+    assert (whole.sample_rate, whole.channels) == (audio.sample_rate, 2)
+    assert whole.seconds == pytest.approx(0.777, abs=1 / rate)
+    if response_format == "aac":
+        assert 0 <= audio.samples.shape[1] - 1024 - round(whole.seconds * rate) <= 1024
+    else:
+        assert audio.samples.shape[1] == round(whole.seconds * audio.sample_rate)
+
+
+def test_whole_headers_state_the_length() -> None:
+    samples_CS = voice(24000, 0.5)
+    wav = encode_whole("wav", samples_CS, 24000).body
+    assert struct.unpack("<4sI", wav[:8]) == (b"RIFF", len(wav) - 8)
+    assert struct.unpack("<4sI", wav[36:44]) == (b"data", len(wav) - 44)
+    flac = encode_whole("flac", samples_CS, 24000).body
+    assert int.from_bytes(flac[21:26], "big") & (2**36 - 1) == 12000
+    mp3 = encode_whole("mp3", samples_CS, 24000).body
+    assert b"Info" in mp3[:256] or b"Xing" in mp3[:256]
+
+
+def test_a_streamed_wav_says_that_its_size_is_unknown() -> None:
+    body = streamed("wav", voice(24000, 0.1, 2), 24000, [])
+    assert struct.unpack("<4sI8sIHHIIHH4sI", body[:44]) == (
+        *(b"RIFF", 0xFFFFFFFF, b"WAVEfmt ", 16, 1, 2, 24000, 96000, 4, 16, b"data", 0xFFFFFFFF),
+    )
+    assert len(body) == 44 + 2400 * 4
+
+
+CUTS = st.lists(st.integers(0, 4800), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    response_format=st.sampled_from(RESPONSE_FORMATS),
+    rate=st.sampled_from([24000, 44100]),
+    speed=st.sampled_from([1.0, 1.0, 0.3, 0.75, 1.9, 3.5]),
+    cuts=CUTS,
+)
+def test_any_chunking_gives_the_same_bytes(response_format: str, rate: int, speed: float, cuts: list[int]) -> None:
+    samples_CS = voice(rate, 4800 / rate)
+    assert streamed(response_format, samples_CS, rate, cuts, speed) == streamed(
+        response_format, samples_CS, rate, [], speed
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(speed=st.sampled_from([1.0, 0.25, 0.9, 2.0, 4.0]), cuts=CUTS, channels=st.sampled_from([1, 2]))
+def test_streamed_samples_are_those_of_the_whole(speed: float, cuts: list[int], channels: int) -> None:
+    samples_CS = voice(24000, 0.2, channels)
+    whole = encode_whole("pcm", samples_CS, 24000, speed)
+    assert streamed("pcm", samples_CS, 24000, cuts, speed) == whole.body
+    assert streamed("wav", samples_CS, 24000, cuts, speed)[44:] == whole.body
+    assert encode_whole("wav", samples_CS, 24000, speed).body[44:] == whole.body
+
+
+@pytest.mark.parametrize(("response_format", "rate"), DELAYS_MS)
+def test_what_was_fed_can_be_heard_after_the_stated_delay(response_format: str, rate: int) -> None:
+    encoder = encoder_for(response_format, rate, 1)
+    step = rate // 500
+    samples_CS = voice(rate, 0.6)
+    body = bytearray()
+    held_back_ms = []
+    for end in range(step, samples_CS.shape[1] + 1, step):
+        body += encoder.feed(samples_CS[:, end - step : end])
+        if end < rate // 4 or end % (7 * step):
+            continue
+        audio = decoded(bytes(body), response_format, rate, 1)
+        heard = audio.seconds - PRIMING_SAMPLES.get(response_format, 0) / rate
+        held_back_ms.append(1000 * (end / rate - heard))
+    assert DELAYS_MS[response_format, rate] * 0.7 <= max(held_back_ms) <= DELAYS_MS[response_format, rate] + 1e-6
+
+
+@pytest.mark.parametrize("rate", [24000, 48000])
+@pytest.mark.parametrize("speed", [0.25, 0.4, 0.5, 0.8, 1.25, 2.0, 3.0, 4.0])
+def test_speed_changes_the_length_and_not_the_pitch(speed: float, rate: int) -> None:
+    t = np.arange(2 * rate) / rate
+    samples_CS = (0.3 * np.sin(2 * np.pi * 440 * t)[None]).astype(np.float32)
+    samples_CS[:, round(1.9 * rate) :] = 0
+    whole = encode_whole("pcm", samples_CS, rate, speed)
+    assert whole.seconds == pytest.approx(2 / speed, abs=1 / rate)
+    found_S = decoded(whole.body, "pcm", rate, 1).samples[0]
+    spectrum = np.abs(np.fft.rfft(found_S[rate // 10 : rate // 10 + rate // 4]))
+    assert np.argmax(spectrum) * 4 == pytest.approx(440, abs=8)
+    # Nothing of the end is lost, nothing is put before the beginning: within half of atempo's 43 ms window.
+    loud = np.flatnonzero(np.abs(found_S) > 0.05)
+    assert loud[0] / rate < 0.01
+    assert loud[-1] / rate == pytest.approx(1.9 / speed, abs=0.02)
+
+
+@pytest.mark.parametrize(("speed", "least"), [(2.0, 0.4), (3.0, 0.3), (4.0, 0.15)])
+def test_high_speed_blends_and_does_not_skip(speed: float, least: float) -> None:
+    """Of short noises ten times a second, some would fall into what a single atempo leaves out beyond 2."""
+    rate = 24000
+    samples_CS = np.zeros((1, 3 * rate), np.float32)
+    for start in range(500, 3 * rate, rate // 10):
+        samples_CS[0, start : start + 120] = 0.3 * np.random.default_rng(start).standard_normal(120)
+    found_CS = decoded(encode_whole("pcm", samples_CS, rate, speed).body, "pcm", rate, 1).samples
+    assert np.square(found_CS).sum() / np.square(samples_CS).sum() > least
+
+
+def test_speed_in_a_stream_comes_with_a_bounded_delay() -> None:
+    for speed, limit_ms in [(0.25, 75), (0.75, 75), (1.5, 75), (2.0, 90), (4.0, 210)]:
+        encoder = encoder_for("pcm", 48000, 1, speed)
+        samples_CS = voice(48000, 1.0)
+        given_samples = 0
+        for end in range(480, 48001, 480):
+            given_samples += len(encoder.feed(samples_CS[:, end - 480 : end])) // 2
+            assert 1000 * (end - given_samples * speed) / 48000 <= limit_ms
+
+
+@pytest.mark.parametrize("samples", [0, 1, 100])
+@pytest.mark.parametrize("speed", [0.25, 1.0, 1.3])
+@pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
+def test_very_short_audio_keeps_its_length(response_format: str, speed: float, samples: int) -> None:
+    samples_CS = np.full((1, samples), 0.25, np.float32)
+    for body in (
+        streamed(response_format, samples_CS, 24000, [], speed),
+        encode_whole(response_format, samples_CS, 24000, speed).body,
+    ):
+        if response_format == "pcm" or samples:
+            audio = decoded(body, response_format, 24000, 1)
+            assert audio.samples.shape[1] >= round(samples / speed)
+            if response_format in {"wav", "pcm", "flac"}:
+                assert audio.samples.shape[1] == round(samples / speed)
+        else:
+            with pytest.raises(AudioFileError, match=r"holds no samples|is not an audio file|is empty"):
+                decoded(body, response_format, 24000, 1)
+
+
+def test_silence_before_anything_else_has_a_header() -> None:
+    """A response begins as soon as it can: the first bytes do not wait for samples."""
+    for response_format in ("wav", "flac", "opus"):
+        assert encoder_for(response_format, 24000, 1).feed(np.zeros((1, 0), np.float32))
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.2499, 4.001, -1.0, 100.0, math.nan, math.inf])
+def test_a_speed_out_of_range_is_refused(speed: float) -> None:
+    for call in (
+        lambda: encoder_for("wav", 24000, 1, speed),
+        lambda: encode_whole("wav", voice(24000, 0.1), 24000, speed),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"give 0\.25 to 4") as caught:
+            call()
+        assert caught.value.param == "speed"
+
+
+@pytest.mark.parametrize("response_format", ["", "WAV", "ogg", "mp4"])
+def test_an_unknown_format_is_refused_with_the_choices(response_format: str) -> None:
+    for call in (
+        lambda: encoder_for(response_format, 24000, 1),
+        lambda: encode_whole(response_format, voice(24000, 0.1), 24000),
+    ):
+        with pytest.raises(InvalidRequestError, match="wav, pcm, mp3, opus, flac, aac") as caught:
+            call()
+        assert caught.value.param == "response_format"
+
+
+def test_channels_that_a_format_does_not_have_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="cannot hold 6 channels"):
+        encoder_for("mp3", 48000, 6)
+    with pytest.raises(InvalidRequestError, match="cannot hold 6 channels"):
+        encode_whole("mp3", voice(48000, 0.1, 6), 48000)
+
+
+@pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
+def test_the_order_of_calls_is_enforced(response_format: str) -> None:
+    encoder = encoder_for(response_format, 24000, 2)
+    for wrong in (np.zeros((1, 10), np.float32), np.zeros(10, np.float32)):
+        with pytest.raises(HocketError, match="takes"):
+            encoder.feed(wrong)
+    with pytest.raises(HocketError, match="NaN"):
+        encoder.feed(np.full((2, 10), np.nan, np.float32))
+    encoder.feed(voice(24000, 0.1, 2))
+    encoder.finish()
+    with pytest.raises(HocketError, match="is finished"):
+        encoder.feed(voice(24000, 0.1, 2))
+    with pytest.raises(HocketError, match="is finished"):
+        encoder.finish()
+    with pytest.raises(HocketError, match="NaN"):
+        encode_whole(response_format, np.full((1, 10), np.inf, np.float32), 24000)

@@ -1,0 +1,143 @@
+"""Profiles, --set, flags and variables: which value wins, where it came from, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli_runner import run, run_process
+from hocket.errors import ConfigError
+from hocket.server.profiles import Layer, load_profile, parse_settings, profile_names
+from hocket.server.settings import Profile
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_the_shipped_profiles() -> None:
+    assert profile_names() == ["cpu", "default", "latency", "throughput"]
+    for name in profile_names():
+        loaded = load_profile(name)
+        assert loaded.profile.engine_spec.config == loaded.profile.engine
+    assert load_profile("default").profile.device == "cpu"
+    assert load_profile("throughput").profile.engine.rows == 256
+    assert load_profile("latency").origins["device"] == "profile latency"
+    assert load_profile("latency").origins["engine.max_frames"] == "built in"
+
+
+def test_later_layers_win_and_every_value_has_an_origin(tmp_path: Path) -> None:
+    write(tmp_path, "base.yaml", "extends: cpu\nengine: {rows: 5, chunks: {ramp_frames: [3, 6]}}\nserver: {port: 1}")
+    mine = write(tmp_path, "mine.yaml", "extends: base.yaml\nserver:\n  port: 2\n  max_queue: 3\n")
+    loaded = load_profile(mine, parse_settings(["server.port=4", "model=null"]), Layer("flag", {"server.host": "::1"}))
+    profile, origins = loaded.profile, loaded.origins
+    assert (profile.server.port, profile.server.max_queue, profile.server.host) == (4, 3, "::1")
+    assert (profile.engine.rows, profile.engine.chunks.ramp_frames) == (5, (3, 6))
+    assert profile.engine.max_context_rows == 4096
+    expected = {
+        "server.port": "--set",
+        "server.host": "flag",
+        "server.max_queue": "profile mine",
+        "engine.rows": "profile base",
+        "engine.chunks.ramp_frames": "profile base",
+        "engine.max_context_rows": "profile cpu",
+        "dtype": "profile default",
+        "engine.page_rows": "built in",
+    }
+    assert {key: origins[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engine: {rowz: 1}", r"engine.rowz is not a setting \(profile bad\); did you mean engine.rows\?"),
+        ("volume: 11", r"volume is not a setting \(profile bad\)"),
+        ("engine: 3", r"engine is not a setting"),
+        ("engine: {rows: {a: 1}}", r"engine.rows.a is not a setting"),
+        ("engine: {rows: 0}", r"engine.rows is 0 \(profile bad\): input should be greater than or equal to 1"),
+        ("engine: {rows: '8'}", r"engine.rows is '8' \(profile bad\): input should be a valid integer"),
+        ("engine: {rows: 8.5}", r"engine.rows is 8.5"),
+        ("engine: {rows: true}", r"engine.rows is True"),
+        ("engine: {chunks: {max_wait_ms: .nan}}", r"engine.chunks.max_wait_ms is nan"),
+        ("engine: {chunks: {ramp_frames: [2, x]}}", r"engine.chunks.ramp_frames is 'x'"),
+        ("engine: {chunks: {ramp_frames: [9, 2]}}", r"engine.chunks.*: chunk sizes must not shrink"),
+        ("server: {port: 70000}", r"server.port is 70000"),
+        ("server: {response_format: ogg}", r"server.response_format is 'ogg' .*: input should be 'wav'"),
+        ("server: {api_keys: ['']}", r"server.api_keys \(profile bad\): string should have at least 1 character"),
+        ("server: {stall_seconds: 0}", r"server.stall_seconds is 0"),
+        ("server: {fetch: {max_redirects: 99}}", r"server.fetch.max_redirects is 99"),
+        ("device: 2020-01-01\ndtype: float16", r"dtype is 'float16'"),
+        ("extends: nowhere", r"cannot read the profile '.*nowhere': No such file or directory; shipped ones: cpu"),
+        ("extends: [cpu]", r"extends is \['cpu'\] in the profile 'bad.yaml'"),
+        ("extends: bad.yaml", r"extends itself \(bad.yaml -> bad.yaml\)"),
+        ("- a\n- b", r"holds no settings"),
+        ("a: [1", r"is not YAML \(line \d\)"),
+        ("a: !!python/object:os.system x", r"is not YAML \(line 1\)"),
+    ],
+)
+def test_bad_profiles(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_profile(write(tmp_path, "bad.yaml", text))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("engine.rows", "is not key=value"),
+        ("=3", "is not key=value"),
+        ("engine.rows=[", "which is no YAML"),
+        ("engine.rows=many", r"engine.rows is 'many' \(--set\)"),
+        ("extends=cpu", "extends is not a setting"),
+    ],
+)
+def test_bad_settings(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_profile("default", parse_settings([setting]))
+
+
+def test_print_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_API_KEY", "sk-secret")
+    monkeypatch.setenv("HOCKET_PROFILE", "latency")
+    done = run("serve", "folder", "--set", "engine.rows=7", "--port", "9", "--print-config")
+    assert done.code == 0
+    assert "sk-secret" not in done.out
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.out.splitlines()}
+    assert [" ".join(rows[key].split()) for key in ("model", "engine.rows", "server.port", "server.api_keys")] == [
+        '"folder" # flag',
+        "7 # --set",
+        "9 # flag",
+        "(1 hidden) # HOCKET_API_KEY",
+    ]
+    assert rows["device"].split()[0] == '"cuda"'
+    keys = run("serve", "--api-key", "a", "--api-key", "b", "--profile", "default", "--print-config").out
+    assert "(2 hidden)" in keys
+    assert '"cpu"' in keys
+
+
+def test_every_setting_is_printed() -> None:
+    printed = {line.split()[0] for line in run("serve", "--print-config").out.splitlines()}
+    assert printed == set(load_profile("default").origins)
+    assert {"model", "server.fetch.allow_private", "engine.reference_cache.folder"} <= printed
+    assert Profile().served_name == "babble"
+
+
+def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:
+    environment = {"HOCKET_HOME": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_process("serve", "--port", str(port), **environment)
+    assert done.code == 2
+    assert f"cannot listen at 127.0.0.1 port {port}: Address already in use; choose another" in done.error
+    missing = run_process("serve", str(tmp_path / "nothing"), "--port", "0", **environment)
+    assert missing.code == 2
+    assert "nothing" in missing.error
+    assert "mean engine.rows" in run_process("serve", "--set", "engine.row=1").error
+    # Only the worker knows what is wrong here; its words come through.
+    late = run_process("serve", "--port", "0", "--set", "codec=/nowhere", **environment)
+    assert late.code == 2
+    assert "nowhere" in late.err.splitlines()[-1]

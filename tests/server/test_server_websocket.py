@@ -1,0 +1,492 @@
+"""The WebSocket, over loopback, by the `websockets` client, in front of a fake engine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import socket as sockets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from hocket.errors import InvalidRequestError
+from hocket.server import websocket
+from hocket.server.app import create_app
+from hocket.server.settings import ServerSettings
+from hocket.server.speech import piece_seed
+
+Event = dict[str, Any]
+FRAME_BYTES = 2 * FRAME_SAMPLES
+PAUSE_BYTES = 2 * round(RATE * 0.15)
+
+
+@contextmanager
+def serving(tmp_path: Path, engine: FakeEngine, **settings: Any) -> Iterator[str]:
+    app = create_app(engine, ServerSettings(**settings), new_store(tmp_path))
+    with on_loopback(app) as address:
+        yield address.replace("http", "ws") + "/v1/audio/speech/stream"
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def url(tmp_path: Path, engine: FakeEngine) -> Iterator[str]:
+    with serving(tmp_path, engine) as address:
+        yield address
+
+
+@contextmanager
+def session(url: str, **start: Any) -> Iterator[ClientConnection]:
+    """A socket on which `start` has been answered."""
+    with connect(url) as socket:
+        say(socket, "start", **start)
+        assert hear(socket)["type"] == "started"
+        yield socket
+
+
+def say(socket: ClientConnection, kind: str, **fields: Any) -> None:
+    socket.send(json.dumps({"type": kind, **fields}))
+
+
+def hear(socket: ClientConnection) -> Event:
+    """The next event, which is no audio."""
+    message = socket.recv(timeout=10)
+    assert isinstance(message, str), f"{len(message)} bytes of audio"
+    event: Event = json.loads(message)
+    return event
+
+
+def hear_until(socket: ClientConnection, kind: str) -> tuple[list[Event], bytes]:
+    """Everything up to an event of that type: the events, and the audio."""
+    events: list[Event] = []
+    audio = b""
+    while not events or events[-1]["type"] != kind:
+        message = socket.recv(timeout=10)
+        if isinstance(message, bytes):
+            audio += message
+        else:
+            events.append(json.loads(message))
+    return events, audio
+
+
+# ---- text in, audio out
+
+
+def test_one_text(url: str, engine: FakeEngine) -> None:
+    with connect(url) as socket:
+        say(socket, "start", seed=7, text="Hello there.", instructions="calm", language="English", temperature=0.5)
+        started = hear(socket)
+        say(socket, "flush")
+        events, audio = hear_until(socket, "done")
+    assert started.pop("request_id").startswith("req-")
+    assert started == {
+        "type": "started",
+        "model": "babble",
+        "response_format": "pcm",
+        "audio": "binary",
+        "sample_rate": RATE,
+        "channels": 1,
+        "seed": 7,
+    }
+    assert [event["type"] for event in events] == ["sentence", "done"]
+    assert events[0]["text"] == "Hello there."
+    assert events[0]["index"] == events[0]["utterance"] == events[0]["at_seconds"] == 0
+    assert events[1] == {
+        "type": "done",
+        "utterance": 0,
+        "finish_reason": "stop",
+        "sentences": 1,
+        "seconds": 12 * FRAME_SAMPLES / RATE,
+        "seed": 7,
+    }
+    (request,) = engine.requests
+    expected = np.round(engine.tone(request)[0] * 32767)
+    assert len(audio) == 12 * FRAME_BYTES
+    assert np.abs(np.frombuffer(audio, "<i2") - expected).max() <= 1
+    assert (request.language, request.instruction, request.sampling.temperature) == ("English", "calm", 0.5)
+
+
+def test_text_in_pieces_is_cut_at_sentences(url: str, engine: FakeEngine) -> None:
+    with session(url, seed=3) as socket:
+        for piece in ("One se", "ntence. Ano", "ther on", "e! And a re", "st"):
+            say(socket, "text", text=piece)
+        say(socket, "flush")
+        events, audio = hear_until(socket, "done")
+    texts = ["One sentence.", "Another one!", "And a rest"]
+    assert [event["text"] for event in events[:-1]] == texts == [request.text for request in engine.requests]
+    assert [request.seed for request in engine.requests] == [piece_seed(3, i) for i in range(3)]
+    assert len(audio) == sum(map(len, texts)) * FRAME_BYTES + 2 * PAUSE_BYTES
+    starts = [event["at_seconds"] for event in events[:-1]]
+    assert starts == pytest.approx([0, 13 * 0.08 + 0.15, 25 * 0.08 + 0.3])
+    assert events[-1]["seconds"] == pytest.approx(len(audio) / 2 / RATE)
+    assert len({event["request_id"] for event in events[:-1]}) == 3
+
+
+def test_scripts_without_spaces(url: str) -> None:
+    with session(url) as socket:
+        for character in "今日は晴れです。明日は雨でしょう！最後":
+            say(socket, "text", text=character)
+        say(socket, "flush")
+        events, _ = hear_until(socket, "done")
+    assert [event["text"] for event in events[:-1]] == ["今日は晴れです。", "明日は雨でしょう！", "最後"]
+
+
+def test_audio_goes_out_while_text_comes(url: str) -> None:
+    with session(url) as socket:
+        say(socket, "text", text="First. Second")
+        assert hear(socket)["text"] == "First."
+        assert isinstance(socket.recv(timeout=10), bytes)
+        say(socket, "text", text=" goes on.")
+        say(socket, "flush")
+        events, _ = hear_until(socket, "done")
+    assert [event.get("text") for event in events] == ["Second goes on.", None]
+
+
+def test_utterances_are_alike_and_numbered(url: str) -> None:
+    with session(url, seed=5) as socket:
+        heard = []
+        for _ in range(2):
+            say(socket, "text", text="Same words. Same sound.")
+            say(socket, "flush")
+            heard.append(hear_until(socket, "done"))
+    (first, first_audio), (second, second_audio) = heard
+    assert first_audio == second_audio
+    assert [event["utterance"] for event in first + second] == [0, 0, 0, 1, 1, 1]
+
+
+def test_empty_flush_ends_quietly(url: str, engine: FakeEngine) -> None:
+    with session(url) as socket:
+        say(socket, "flush")
+        assert hear(socket)["seconds"] == 0
+        say(socket, "text", text="  \n … 🙂 ")  # nothing that could be spoken
+        say(socket, "flush")
+        done = hear(socket)
+    assert (done["type"], done["finish_reason"], done["sentences"]) == ("done", "stop", 0)
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("response_format", ["wav", "mp3", "opus", "flac", "aac"])
+def test_an_utterance_is_one_file(url: str, response_format: str) -> None:
+    with connect(url) as socket:
+        say(socket, "start", response_format=response_format, text="A sentence. Another.")
+        rate = hear(socket)["sample_rate"]
+        say(socket, "flush")
+        events, audio = hear_until(socket, "done")
+    with av.open(io.BytesIO(audio), "r") as container:
+        samples = sum(frame.samples for frame in container.decode(audio=0))
+        assert container.streams.audio[0].rate == rate
+    # Streams cannot say where their last frame ends, so a frame of padding (at most 1152 samples, twice) may follow.
+    assert samples / rate == pytest.approx(events[-1]["seconds"], abs=2304 / rate)
+
+
+def test_base64_and_speed(url: str) -> None:
+    with session(url, audio="base64", speed=2.0) as socket:
+        say(socket, "text", text="Twice as fast as that.")
+        say(socket, "flush")
+        events, binary = hear_until(socket, "done")
+    audio = b"".join(base64.b64decode(event["audio"]) for event in events if event["type"] == "audio")
+    assert binary == b""
+    assert events[-1]["seconds"] == pytest.approx(22 * 0.08 / 2)
+    assert len(audio) / 2 / RATE == pytest.approx(22 * 0.08 / 2, abs=0.02)
+
+
+def test_start_again_changes_the_voice(url: str, engine: FakeEngine) -> None:
+    with session(url, language="English") as socket:
+        say(socket, "text", text="One.")
+        say(socket, "start", language="German")
+        assert hear(socket)["error"]["param"] == "type"  # not in the middle of an utterance
+        say(socket, "flush")
+        hear_until(socket, "done")
+        say(socket, "start", language="German", text="Zwei.")
+        assert hear(socket)["type"] == "started"
+        say(socket, "flush")
+        hear_until(socket, "done")
+    assert [request.language for request in engine.requests] == ["English", "German"]
+
+
+# ---- cancel, close, disconnect
+
+
+def test_cancel_is_heard_while_speaking(url: str, engine: FakeEngine) -> None:
+    engine.frame_seconds = 0.02
+    with session(url, seed=9) as socket:
+        say(socket, "text", text="A sentence that takes two whole seconds to speak, and then some more of it. Queued. ")
+        hear(socket)
+        socket.recv(timeout=10)
+        began = time.monotonic()
+        say(socket, "cancel")
+        events, _ = hear_until(socket, "done")
+        assert time.monotonic() - began < 0.5
+        assert events[-1]["finish_reason"] == "cancelled"
+        assert 0 < events[-1]["seconds"] < 1
+        assert (engine.cancelled, engine.open) == (1, 0)
+        say(socket, "text", text="Anew.")
+        say(socket, "flush")
+        events, audio = hear_until(socket, "done")
+    assert [event.get("text") for event in events] == ["Anew.", None]  # what was queued is forgotten
+    assert events[-1]["finish_reason"] == "stop"
+    assert len(audio) == 5 * FRAME_BYTES
+
+
+def test_every_cancel_is_answered(url: str) -> None:
+    with session(url) as socket:
+        for _ in range(3):
+            say(socket, "cancel")
+        say(socket, "start", voice="default")
+        assert [hear(socket)["type"] for _ in range(4)] == ["done", "done", "done", "started"]
+
+
+def test_close_speaks_what_is_left(url: str, engine: FakeEngine) -> None:
+    engine.frame_seconds = 0.01
+    with session(url) as socket:
+        say(socket, "text", text="One. Two")
+        say(socket, "close")
+        say(socket, "text", text="too late")
+        events, audio = hear_until(socket, "done")
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=10)
+    assert [event["type"] for event in events if event["type"] != "error"] == ["sentence", "sentence", "done"]
+    assert len(audio) == 7 * FRAME_BYTES + PAUSE_BYTES
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1000
+    assert "".join(request.text for request in engine.requests) == "One.Two"
+
+
+def test_cancel_after_close_closes_now(url: str, engine: FakeEngine) -> None:
+    engine.frame_seconds = 0.05
+    with session(url) as socket:
+        say(socket, "text", text="This would take a few seconds if it were spoken to its end.")
+        say(socket, "close")
+        say(socket, "cancel")
+        events, _ = hear_until(socket, "done")
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=1)
+    assert events[-1]["finish_reason"] == "cancelled"
+
+
+@pytest.mark.parametrize("politely", [True, False])
+def test_disconnect_cancels_at_once(url: str, engine: FakeEngine, politely: bool) -> None:
+    engine.frame_seconds = 0.05
+    with session(url) as socket:
+        say(socket, "text", text="This would take many seconds if anybody listened to it until its end. More. ")
+        socket.recv(timeout=10)
+        assert engine.open == 1
+        if politely:
+            socket.close()
+        else:
+            socket.socket.shutdown(sockets.SHUT_RDWR)
+        wait_until(lambda: engine.open == 0, seconds=0.5)
+    assert engine.cancelled == 1
+    assert len(engine.requests) == 1
+
+
+# ---- what clients get wrong
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "words"),
+    [
+        (b"\x00\x01", None, "binary"),
+        ("{", None, "JSON"),
+        ("[1]", None, "object"),
+        ("{}", "type", "no type"),
+        ('{"type": 3}', "type", "no type"),
+        ('{"type": "session.update"}', "type", "session.update"),
+        ('{"type": "text", "text": "early"}', "type", "start"),
+        ('{"type": "start", "voices": "x"}', "voices", "unknown field"),
+        ('{"type": "start", "input": "x"}', "input", "unknown field"),
+        ('{"type": "start", "temperature": "hot"}', "temperature", "number"),
+        ('{"type": "start", "response_format": "ogg"}', "response_format", "pcm"),
+        ('{"type": "start", "seed": -1}', "seed", "0"),
+        ('{"type": "start", "model": "gpt"}', "model", "babble"),
+        ('{"type": "start", "text": "a\\u0000"}', "text", "NUL"),
+        ('{"type": "start", "text": "a\\ud83d"}', "text", "surrogate"),
+    ],
+)
+def test_a_bad_message_is_named_and_forgiven(url: str, message: str | bytes, param: str | None, words: str) -> None:
+    with connect(url) as socket:
+        socket.send(message)
+        event = hear(socket)
+        assert (event["type"], event["fatal"], event["error"]["param"]) == ("error", False, param)
+        assert words in event["error"]["message"]
+        assert event["error"]["type"] == "invalid_request_error"
+        say(socket, "start", text="Well.")
+        say(socket, "flush")
+        assert hear(socket)["type"] == "started"
+        _, audio = hear_until(socket, "done")
+    assert len(audio) == 5 * FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"type": "text"}, "text"),
+        ({"type": "text", "text": 1}, "text"),
+        ({"type": "text", "text": "x", "voice": "y"}, "voice"),
+        ({"type": "flush", "now": True}, "now"),
+        ({"type": "cancel", "id": 1}, "id"),
+    ],
+)
+def test_a_bad_message_changes_nothing(url: str, message: Event, param: str) -> None:
+    with session(url, text="Well, ") as socket:
+        socket.send(json.dumps(message))
+        assert hear(socket)["error"]["param"] == param
+        say(socket, "text", text="then.")
+        say(socket, "flush")
+        events, _ = hear_until(socket, "done")
+    assert events[0]["text"] == "Well, then."
+
+
+def test_an_engine_error_ends_the_utterance_only(url: str, engine: FakeEngine) -> None:
+    engine.error = InvalidRequestError("the language is unknown; leave it out", param="language")
+    with session(url) as socket:
+        say(socket, "text", text="One. Two. Three. ")
+        assert hear(socket)["error"]["param"] == "language"
+        engine.error = None
+        say(socket, "text", text="Four. ")
+        say(socket, "flush")
+        done = hear(socket)
+        assert (done["type"], done["finish_reason"]) == ("done", "error")
+        say(socket, "text", text="Five.")
+        say(socket, "flush")
+        events, _ = hear_until(socket, "done")
+    assert [request.text for request in engine.requests] == ["Five."]
+    assert events[-1]["finish_reason"] == "stop"
+
+
+def test_no_engine(url: str, engine: FakeEngine) -> None:
+    engine.state = "down"
+    with connect(url) as socket:
+        say(socket, "start")
+        assert hear(socket)["error"]["code"] == "engine_unavailable"
+        engine.state = "ready"
+        say(socket, "start")
+        assert hear(socket)["type"] == "started"
+
+
+# ---- limits
+
+
+def test_too_much_text_is_refused_and_the_rest_spoken(tmp_path: Path, engine: FakeEngine) -> None:
+    engine.frame_seconds = 0.02
+    with serving(tmp_path, engine, max_characters=60, segment_characters=40) as url, session(url) as socket:
+        say(socket, "text", text="Thirty characters are in here. " * 1)
+        say(socket, "text", text="Thirty more of them are in it. Th")
+        say(socket, "text", text="is is far too much to take in, so it is refused and only it.")
+        events, _ = hear_until(socket, "error")
+        assert events[-1]["error"]["param"] == "text"
+        assert "60" in events[-1]["error"]["message"]
+        say(socket, "cancel")
+        hear_until(socket, "done")
+        say(socket, "text", text="Now there is room.")
+        say(socket, "flush")
+        events, _ = hear_until(socket, "done")
+        assert events[0]["text"] == "Now there is room."
+
+
+def test_floods_of_flushes_are_refused(tmp_path: Path, engine: FakeEngine) -> None:
+    engine.prefill_seconds = 5.0
+    with serving(tmp_path, engine) as url, session(url, text="Long. More") as socket:
+        wait_until(lambda: engine.requests)
+        for _ in range(1001):
+            say(socket, "flush")
+        say(socket, "cancel")
+        events, _ = hear_until(socket, "done")
+        assert [event["type"] for event in events] == ["error", "error", "done"]  # 1001 and "More" for 1000 places
+        assert events[-1]["finish_reason"] == "cancelled"
+
+
+def test_no_place_is_an_error_and_the_socket_stays(tmp_path: Path) -> None:
+    engine = FakeEngine(rows=1, frame_seconds=0.05)
+    with serving(tmp_path, engine, max_queue=0) as url, session(url) as first, session(url) as second:
+        say(first, "text", text="This one speaks for quite a while, and does not stop. So")
+        hear(first)
+        say(second, "text", text="Refused.")
+        say(second, "flush")
+        assert hear(second)["error"]["code"] == "overloaded"
+        assert hear(second)["finish_reason"] == "error"
+        say(first, "cancel")
+        hear_until(first, "done")
+        say(second, "text", text="Taken.")
+        say(second, "flush")
+        events, _ = hear_until(second, "done")
+        assert events[-1]["finish_reason"] == "stop"
+
+
+def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
+    engine = FakeEngine(frame_seconds=1e-4, channels=2, buffer_bytes=2**30)
+    with serving(tmp_path, engine, stall_seconds=0.2, segment_characters=9000) as url:
+        with connect(url, max_queue=1) as deaf:
+            say(deaf, "start", text="A" * 9000)
+            say(deaf, "flush")
+            wait_until(lambda: engine.cancelled)
+            with session(url) as other:
+                say(other, "text", text="Unaffected.")
+                say(other, "flush")
+                hear_until(other, "done")
+            with pytest.raises(ConnectionClosed):
+                taken = 0
+                while True:
+                    taken += len(deaf.recv(timeout=10))
+        # What loopback's own buffers hold, up to 10 MB, of 69.
+        assert taken < 20e6
+        assert engine.open == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_silence_is_ended(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    monkeypatch.setattr(websocket, "IDLE_SECONDS", 0.2)
+    with serving(tmp_path, engine) as url, connect(url) as socket:
+        if begun:
+            say(socket, "start", text="Said. And waits")
+        events, _ = hear_until(socket, "error")
+        assert events[-1]["error"]["code"] == "idle_timeout"
+        assert events[-1]["fatal"]
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=10)
+    assert engine.open == 0
+
+
+def test_speaking_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "IDLE_SECONDS", 0.2)
+    engine = FakeEngine(frame_seconds=0.05)
+    with serving(tmp_path, engine) as url, session(url) as socket:
+        say(socket, "text", text="This takes a second.")
+        say(socket, "flush")
+        events, _ = hear_until(socket, "done")
+    assert [event["type"] for event in events] == ["sentence", "done"]
+
+
+def test_keys(tmp_path: Path, engine: FakeEngine) -> None:
+    with serving(tmp_path, engine, api_keys=("secret",)) as url:
+        with pytest.raises(InvalidStatus), connect(url):
+            pass
+        with pytest.raises(InvalidStatus), connect(f"{url}?api_key=wrong"):
+            pass
+        with session(f"{url}?api_key=secret"):
+            pass
+        with connect(url, additional_headers={"Authorization": "Bearer secret"}) as socket:
+            say(socket, "start")
+            assert hear(socket)["type"] == "started"
+
+
+def test_the_documented_client_works(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "websocket.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("ws://127.0.0.1:8000/v1/audio/speech/stream", url), {})
+    assert (tmp_path / "hello.pcm").stat().st_size == len("Hello there.How are you?") * FRAME_BYTES + PAUSE_BYTES

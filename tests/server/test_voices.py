@@ -1,0 +1,447 @@
+"""Named voices on disk: nothing old is lost, nothing outside the folder is touched, everything survives a restart."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import unicodedata
+import wave
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hocket.audio import FORMATS, decode_audio, encode_audio
+from hocket.config import ReferenceLimits
+from hocket.core import AudioArray, PreparedReference
+from hocket.errors import ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.server.voices import BuiltinVoice, VoiceDraft, VoiceNotFoundError, VoiceStore, voice_name
+
+RATE = 24000
+CODES = np.arange(24).reshape(8, 3)
+BUILTIN = {
+    "default": BuiltinVoice("the model's own"),
+    "echo": BuiltinVoice("a tone", AudioArray(np.full((1, 2400), 0.25, np.float32), RATE), "beep"),
+}
+
+
+def recording(seconds: float = 1.0, hertz: float = 220.0) -> bytes:
+    t = np.arange(round(16000 * seconds)) / 16000
+    return encode_audio(FORMATS[".wav"], (0.1 * np.sin(2 * np.pi * hertz * t)[None]).astype(np.float32), 16000)
+
+
+def draft(
+    store: VoiceStore,
+    name: str = "anna",
+    audio: bytes | None = None,
+    description: str = "",
+    transcript: str | None = None,
+) -> VoiceDraft:
+    return store.draft(
+        name,
+        audio or recording(),
+        sample_rate=RATE,
+        channels=2,
+        limits=ReferenceLimits(),
+        description=description,
+        transcript=transcript,
+    )
+
+
+def upload(
+    store: VoiceStore,
+    name: str = "anna",
+    codes: NDArray[np.int64] = CODES,
+    description: str = "",
+    transcript: str | None = None,
+) -> None:
+    store.save(draft(store, name, None, description, transcript), codes, codec="tiny")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VoiceStore:
+    return VoiceStore(tmp_path / "voices", BUILTIN)
+
+
+def test_an_uploaded_voice_survives_a_restart(store: VoiceStore, tmp_path: Path) -> None:
+    upload(store, "Anna", description="a sine", transcript="uuuh")
+    again = VoiceStore(tmp_path / "voices", BUILTIN)
+    assert [(voice.name, voice.kind) for voice in again.listed()] == [
+        *(("default", "builtin"), ("echo", "builtin"), ("anna", "uploaded"))
+    ]
+    anna = again.listed()[-1]
+    assert (anna.description, anna.transcript, anna.seconds, anna.problem) == ("a sine", "uuuh", 1.0, None)
+    reference, words = again.reference("ANNA", codec="tiny")
+    assert isinstance(reference, np.ndarray)
+    assert reference.dtype == np.int64
+    assert np.array_equal(reference, CODES)
+    assert words == "uuuh"
+
+
+def test_codes_of_another_codec_are_not_used(store: VoiceStore) -> None:
+    checked = draft(store)
+    store.save(checked, CODES, codec="tiny")
+    reference, _ = store.reference("anna", codec="other")
+    assert isinstance(reference, AudioArray)
+    assert isinstance(checked.recording, PreparedReference)
+    assert np.abs(reference.samples - checked.recording.samples).max() < 2**-15
+    store.save(VoiceDraft("coded", "", None, None), CODES, codec="tiny")
+    assert store.listed()[-1].seconds is None
+    with pytest.raises(InvalidRequestError, match="codes of another model"):
+        store.reference("coded", codec="other")
+    with pytest.raises(VoiceNotFoundError, match="no recording"):
+        store.preview("coded")
+
+
+def test_a_preview_is_the_normalised_recording(store: VoiceStore) -> None:
+    upload(store)
+    with wave.open(io.BytesIO(store.preview("anna"))) as reader:
+        assert (reader.getframerate(), reader.getnchannels(), reader.getnframes()) == (RATE, 2, RATE)
+    samples_CS = decode_audio(store.preview("anna"), max_bytes=1 << 20, max_seconds=9).samples
+    # 0.1 / sqrt(2) is -23 dB; normalising adds 3 dB.
+    assert 10 * np.log10(np.mean(np.square(samples_CS))) == pytest.approx(-20, abs=0.1)
+    assert len(store.preview("echo")) == 44 + 4800
+    with pytest.raises(VoiceNotFoundError, match="no recording"):
+        store.preview("default")
+
+
+def test_builtin_voices_are_there_and_stay(store: VoiceStore) -> None:
+    assert store.reference("default", codec="tiny") == (None, None)
+    assert store.reference("Echo", codec="tiny")[1] == "beep"
+    with pytest.raises(InvalidRequestError, match="comes with the server") as caught:
+        draft(store, "DEFAULT")
+    assert caught.value.param == "name"
+    with pytest.raises(InvalidRequestError, match="comes with the server"):
+        store.save(VoiceDraft("default", "", None, None), CODES, codec="tiny")
+    with pytest.raises(InvalidRequestError, match="cannot be deleted"):
+        store.delete("default")
+
+
+def test_deleting(store: VoiceStore, tmp_path: Path) -> None:
+    upload(store)
+    store.delete("Anna")
+    assert list((tmp_path / "voices").iterdir()) == []
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: store.delete("anna"), "name"),
+        (lambda: store.preview("anna"), "name"),
+        (lambda: store.reference("anna", codec="tiny"), "voice"),
+    ]
+    for call, param in calls:
+        with pytest.raises(VoiceNotFoundError, match="there is no voice 'anna'") as caught:
+            call()
+        assert caught.value.http_status == 404
+        assert caught.value.param == param
+
+
+# ---------------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("name", "spelt"),
+    [
+        ("Anna", "anna"),
+        ("a-b_c.2", "a-b_c.2"),
+        ("7", "7"),
+        ("Zoe\u0308", "zoë"),
+        ("नेहा", "नेहा"),
+        ("小明", "小明"),
+        ("STRAẞE", "strasse"),
+        ("x" * 64, "x" * 64),
+    ],
+)
+def test_names_have_one_spelling(store: VoiceStore, name: str, spelt: str) -> None:
+    assert voice_name(name) == spelt
+    upload(store, name)
+    assert [voice.name for voice in store.listed() if voice.kind == "uploaded"] == [spelt]
+    store.reference(unicodedata.normalize("NFD", name), codec="tiny")
+    store.delete(name)
+
+
+BAD_NAMES = [
+    *("", " ", "a b", ".", "..", ".hidden", "../x", "a/b", "a\\b", "/etc/passwd", "C:x", "-rf", "_x", "a\0b", "a\nb"),
+    *(
+        "😀",
+        "\ud800",
+        "a\u200db",
+        "a\u202eb",
+        "x" * 65,
+        "é" * 33,
+        "x" * 300,
+        "a%2fb",
+        "a*",
+        "~",
+        "\u0301a",
+        "²",
+        "a\u2044b",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_other_names_are_refused_and_touch_nothing(store: VoiceStore, tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.voice").write_bytes(b"mine")
+    before = sorted(tmp_path.rglob("*"))
+    for call in (
+        lambda: draft(store, name),
+        lambda: store.save(VoiceDraft(name, "", None, None), CODES, codec="tiny"),
+        lambda: store.delete(name),
+        lambda: store.preview(name),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            call()
+        assert caught.value.param == "name"
+        assert len(str(caught.value)) < 600
+        assert str(caught.value).isprintable()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@given(name=st.text(max_size=12))
+def test_a_spelling_is_final_and_stays_in_its_folder(name: str) -> None:
+    try:
+        spelt = voice_name(name)
+    except InvalidRequestError:
+        return
+    assert voice_name(spelt) == spelt
+    assert voice_name(name.upper().lower()) == voice_name(name.lower())
+    assert (Path("/voices") / f"{spelt}.voice").parent == Path("/voices")
+    assert not spelt.startswith(".")
+    assert os.sep not in spelt
+
+
+def test_every_letter_has_one_spelling() -> None:
+    for code in range(sys.maxunicode + 1):
+        try:
+            spelt = voice_name(chr(code))
+        except InvalidRequestError:
+            continue
+        assert voice_name(spelt) == spelt
+
+
+# ---------------------------------------------------------------------------------------------------- uploads that fail
+
+
+def html(store: VoiceStore) -> None:
+    draft(store, audio=b"<html>not found</html>" * 40)
+
+
+def short(store: VoiceStore) -> None:
+    draft(store, audio=recording(0.1))
+
+
+def long(store: VoiceStore) -> None:
+    draft(store, audio=recording(61))
+
+
+def silent(store: VoiceStore) -> None:
+    draft(store, audio=encode_audio(FORMATS[".wav"], np.zeros((1, 16000), np.float32), 16000))
+
+
+def big(store: VoiceStore) -> None:
+    draft(store, audio=recording() + bytes(11 * 2**20))
+
+
+@pytest.mark.parametrize(
+    ("fail", "message"),
+    [
+        (html, "not an audio file"),
+        (short, "lasts 0.10 s"),
+        (long, "longer than the limit"),
+        (silent, "is silent"),
+        (big, "the limit is 10485760"),
+    ],
+)
+def test_a_bad_recording_leaves_the_old_voice(
+    store: VoiceStore, fail: Callable[[VoiceStore], None], message: str
+) -> None:
+    upload(store)
+    with pytest.raises(ReferenceAudioError, match=message) as caught:
+        fail(store)
+    assert caught.value.param == "audio_sample"
+    assert np.array_equal(store.reference("anna", codec="tiny")[0], CODES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codes", [CODES[:0], CODES.astype(np.float32), CODES[0], -CODES])
+def test_bad_codes_leave_the_old_voice(store: VoiceStore, codes: NDArray[np.int64]) -> None:
+    upload(store)
+    with pytest.raises(InvalidRequestError) as caught:
+        upload(store, codes=codes)
+    assert caught.value.param == "codes"
+    assert np.array_equal(store.reference("anna", codec="tiny")[0], CODES)  # type: ignore[arg-type]
+
+
+def test_a_full_disk_leaves_the_old_voice(store: VoiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload(store)
+    content = (tmp_path / "voices" / "anna.voice").read_bytes()
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(HocketError, match="the server's disk refuses it") as caught:
+        upload(store, codes=CODES + 1)
+    assert caught.value.http_status == 500
+    assert str(tmp_path) not in str(caught.value)
+    assert [path.read_bytes() for path in (tmp_path / "voices").iterdir()] == [content]
+
+
+@pytest.mark.parametrize(
+    ("description", "transcript", "param"),
+    [
+        ("x" * 1001, None, "speaker_description"),
+        ("", "x" * 5001, "ref_text"),
+        ("a\0", None, "speaker_description"),
+        ("", "\ud800", "ref_text"),
+    ],
+)
+def test_words_have_limits(store: VoiceStore, description: str, transcript: str | None, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        upload(store, description=description, transcript=transcript)
+    assert caught.value.param == param
+
+
+def test_the_number_of_voices_has_a_limit(tmp_path: Path) -> None:
+    store = VoiceStore(tmp_path, BUILTIN, max_voices=2)
+    upload(store, "a")
+    upload(store, "b")
+    upload(store, "b", codes=CODES + 1)
+    with pytest.raises(InvalidRequestError, match="there are 2 voices, which is the limit"):
+        draft(store, "c")
+    store.delete("a")
+    upload(store, "c")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        VoiceStore(tmp_path / "file" / "voices", BUILTIN)
+
+
+# ---------------------------------------------------------------------------------------------------- what lies on disk
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 10)
+
+
+def no_facts(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"codec", b"coduc"))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("damage", [cut, empty, garbage, no_facts, a_folder, a_pipe, a_link])
+def test_damage_is_listed_and_not_fatal(store: VoiceStore, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    upload(store)
+    upload(store, "bert")
+    damage(tmp_path / "voices" / "anna.voice")
+    kinds = {voice.name: voice.kind for voice in store.listed()}
+    assert kinds == {"default": "builtin", "echo": "builtin", "anna": "broken", "bert": "uploaded"}
+    assert next(voice.problem for voice in store.listed() if voice.name == "anna")
+    with pytest.raises(InvalidRequestError, match="the voice 'anna' is broken"):
+        store.reference("anna", codec="tiny")
+    with pytest.raises(InvalidRequestError, match="the voice 'anna' is broken"):
+        store.preview("anna")
+
+
+@pytest.mark.parametrize("damage", [cut, empty, garbage, no_facts])
+def test_a_broken_voice_can_be_replaced_and_deleted(
+    store: VoiceStore, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    upload(store)
+    damage(tmp_path / "voices" / "anna.voice")
+    upload(store, codes=CODES + 1)
+    assert np.array_equal(store.reference("anna", codec="tiny")[0], CODES + 1)  # type: ignore[arg-type]
+    damage(tmp_path / "voices" / "anna.voice")
+    store.delete("anna")
+
+
+def test_a_link_is_never_followed(store: VoiceStore, tmp_path: Path) -> None:
+    upload(store)
+    a_link(tmp_path / "voices" / "anna.voice")
+    before = (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises(HocketError, match="is a link"):
+        upload(store, codes=CODES + 1)
+    store.delete("anna")
+    assert (tmp_path / "elsewhere").read_bytes() == before
+
+
+def test_foreign_files_are_left_alone(store: VoiceStore, tmp_path: Path) -> None:
+    folder = tmp_path / "voices"
+    upload(store)
+    (folder / "anna.voice").rename(folder / "echo.voice")
+    for name in ("notes.txt", ".abc.partial", "Upper.voice", "😀.voice", "default.voice", ".voice"):
+        (folder / name).write_bytes(b"")
+    assert {(voice.name, voice.kind) for voice in store.listed()} == {
+        *{
+            ("default", "builtin"),
+            ("echo", "builtin"),
+            ("Upper", "broken"),
+            ("😀", "broken"),
+            ("default", "broken"),
+            ("echo", "broken"),
+        }
+    }
+    assert store.reference("default", codec="tiny") == (None, None)
+
+
+def test_uploads_at_the_same_moment_leave_one_whole_voice(store: VoiceStore, tmp_path: Path) -> None:
+    checked = draft(store)
+    stop = threading.Event()
+    seen: set[int] = set()
+
+    def read() -> None:
+        other = VoiceStore(tmp_path / "voices", BUILTIN)  # as another process would have
+        while not stop.is_set():
+            codes, words = other.reference("anna", codec="tiny")
+            assert isinstance(codes, np.ndarray)
+            assert (codes == codes[0, 0]).all()
+            assert words == str(codes[0, 0])
+            seen.add(int(codes[0, 0]))
+
+    def write(value: int) -> None:
+        for _ in range(20):
+            store.save(VoiceDraft("anna", "", str(value), checked.recording), np.full((50, 3), value), codec="tiny")
+
+    write(1)
+    failures: list[threading.ExceptHookArgs] = []
+    threading.excepthook, original = failures.append, threading.excepthook
+    try:
+        reader, writers = threading.Thread(target=read), [threading.Thread(target=write, args=(i,)) for i in (2, 3)]
+        for thread in (reader, *writers):
+            thread.start()
+        for thread in writers:
+            thread.join()
+        stop.set()
+        reader.join()
+    finally:
+        threading.excepthook = original
+    assert failures == []
+    assert seen >= {2} or seen >= {3}
+    assert [path.name for path in (tmp_path / "voices").iterdir()] == ["anna.voice"]
