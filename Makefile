@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Without an NVIDIA driver the CPU build of PyTorch is enough; override with TORCH=... to choose another.
+# Without an NVIDIA driver a CPU build of PyTorch is enough. Where your package index offers no CPU build of this version, pip
+# takes the CUDA build (some gigabytes, works as well): give TORCH=... to choose another.
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
 TEXT   ?= Hocket turns many texts into many voices at once.
+# Through the environment, so that quotes and dollars in it mean themselves.
+export SAY_TEXT := $(value TEXT)
 
 .PHONY: say test test-all test-browser lint format types clean
 
 say: $(STAMP)
-	$(BIN)/hocket say "$(TEXT)" -o out.wav
+	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
 
 test: lint types
 	$(BIN)/pytest

@@ -77,7 +77,7 @@ def test_what_is_not_codes_is_refused_by_name(tmp_path: Path, content: bytes, me
 def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AudioFileError, match="No such file"):
         read_codes(tmp_path / "absent.npy")
-    with pytest.raises(AudioFileError, match="Is a directory"):
+    with pytest.raises(AudioFileError, match="is not a file"):
         read_codes(tmp_path)
 
 

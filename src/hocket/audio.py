@@ -173,7 +173,7 @@ def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> N
     length = -(-samples_CS.shape[1] * up // down)
     periods = -(-length // up)
     right = max(0, periods * down + half_taps + 1 - samples_CS.shape[1])
-    padded_C1S = torch.from_numpy(np.pad(samples_CS, ((0, 0), (half_taps, right))))[:, None]
+    padded_CS = torch.from_numpy(np.pad(samples_CS, ((0, 0), (half_taps, right))))
     output_CTP = torch.empty(samples_CS.shape[0], periods, up)
     for start in range(0, up, _PHASES):
         phase_P = torch.arange(start, min(start + _PHASES, up))
@@ -181,9 +181,10 @@ def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> N
         tap_K = torch.arange(first_tap, last_tap + 1)
         time_PK = (-phase_P.float() / up)[:, None] + tap_K.float() / down
         kernel_PK = _windowed_sinc(time_PK * cutoff) * (cutoff / down)
-        inputs_C1S = padded_C1S[:, :, first_tap + half_taps : last_tap + half_taps + 1 + (periods - 1) * down]
-        outputs_CPT = torch.nn.functional.conv1d(inputs_C1S, kernel_PK[:, None], stride=down)
-        output_CTP[:, :, start : start + _PHASES] = outputs_CPT.transpose(1, 2)
+        # A view of the inputs that each period needs. A strided convolution would read everything between them, too:
+        # 86 s for a minute from 191999 Hz, where this takes one.
+        inputs_CTK = padded_CS[:, first_tap + half_taps :].unfold(1, len(tap_K), down)[:, :periods]
+        output_CTP[:, :, start : start + _PHASES] = inputs_CTK @ kernel_PK.T
     return output_CTP.flatten(1)[:, :length].contiguous().numpy()
 
 

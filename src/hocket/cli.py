@@ -35,6 +35,7 @@ _INTERNAL_ERROR = 70
 
 Model = Annotated[str | None, typer.Option("--model", help="Checkpoint folder or hub id; default: built in.")]
 Codec = Annotated[str | None, typer.Option("--codec", help="Codec folder or hub id; 'none' makes codes only.")]
+OnlyCodec = Annotated[str | None, typer.Option("--codec", help="Codec folder or hub id; default: built in.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
@@ -60,7 +61,7 @@ def hocket(
 def say(
     text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; '-' reads it from standard input.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Audio file; the suffix sets the format.")
+        Path | None, typer.Option("--output", "-o", help="Audio file; the suffix sets the format; default: out.wav.")
     ] = None,
     model: Model = None,
     codec: Codec = None,
@@ -168,7 +169,7 @@ def serve(
 def codec_encode(
     audio: Annotated[Path, typer.Argument(help="Audio file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Codes, int64 [frames, codebooks] (.npy).")],
-    codec: Codec = None,
+    codec: OnlyCodec = None,
     codebooks: Annotated[int | None, typer.Option(help="Keep the first N; default: all.")] = None,
     as_reference: Annotated[bool, typer.Option(help="Apply the limits and loudness rule of references.")] = False,
     device: Device = "cpu",
@@ -200,7 +201,7 @@ def codec_encode(
 def codec_decode(
     codes: Annotated[Path, typer.Argument(help="Codes, int64 [frames, codebooks] (.npy).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Audio file; the suffix sets the format.")],
-    codec: Codec = None,
+    codec: OnlyCodec = None,
     float32: Annotated[bool, typer.Option("--float", help="32-bit float samples, unclipped (.wav only).")] = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -282,8 +283,11 @@ def _print(text: str) -> None:
 def _text(argument: str) -> str:
     if argument != "-":
         return argument
+    if sys.stdin is None:
+        raise InvalidRequestError("there is no standard input to read the text from")
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        # A byte order mark and Windows line ends belong to the file, not to the text.
+        return sys.stdin.buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"standard input is not UTF-8 (byte {error.start}); convert it first") from None
 
@@ -346,6 +350,12 @@ def _report(speech: Speech, output: Path | None, codes_out: Path | None, *, as_j
         f"{where}: {seconds:.2f} s of audio in {taken:.2f} s{speed} "
         f"({len(speech.codes)} frames, seed {speech.seed}, {speech.finish_reason})"
     )
+    if speech.finish_reason == "runaway":
+        print(
+            "note: ended as a runaway: it went on for far longer than its text, repeated itself or fell silent; "
+            "another --seed or temperature may do better",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

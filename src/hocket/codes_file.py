@@ -22,6 +22,8 @@ def read_codes(path: Path) -> NDArray[np.int64]:
     How many codebooks, and up to which code, is the model's to check. Raises AudioFileError, naming the file.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise AudioFileError(f"{str(path)!r} is not a file; give a .npy file of codes")
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
             if start.startswith(_ZIP_MAGIC):

@@ -118,6 +118,9 @@ class EngineConfig(StrictModel):
     max_frames: PositiveInt = 4096
     #: The same bytes for a request and seed whatever else is running: every shape is fixed, at a price in speed.
     strict: bool = False
+    #: PyTorch's threads on a CPU; strict mode always uses 1. None: 1 for weights under 256 MiB, else PyTorch's default.
+    #: A small model gains little from two, and on a busy machine they wait for each other (1 s of work took 13 s).
+    cpu_threads: PositiveInt | None = None
     #: Launch a frame before the stop flags of the one before were read. None: on CUDA, where reading them is a wait.
     lookahead: bool | None = None
     chunks: ChunkPolicy = ChunkPolicy()

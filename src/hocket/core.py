@@ -23,6 +23,11 @@ FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 MAX_SEED = 2**63 - 1
 
 
+#: Far more than any context holds; a bound, because turning megabytes into tokens takes seconds.
+Text = Annotated[str, Field(max_length=100_000)]
+Note = Annotated[str, Field(max_length=10_000)]
+
+
 class StrictModel(BaseModel):
     """Frozen; an unknown key or a wrong type is an error, never ignored."""
 
@@ -34,7 +39,7 @@ class Sampling(StrictModel):
 
     #: 0 is greedy: the most likely code and the most likely stop decision, always.
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    #: Nucleus mass in (0, 1]; 1 disables.
+    #: Nucleus mass; 0 and 1 disable.
     top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     #: Codes kept before the draw; 0 disables.
     top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -102,20 +107,20 @@ class SpeechRequest(StrictModel):
     recording whose words are `reference_text` (spec/moss 1.7).
     """
 
-    text: str
-    language: str | None = None
-    instruction: str | None = None
-    quality: str | None = None
-    sound_event: str | None = None
-    ambient_sound: str | None = None
+    text: Text
+    language: Note | None = None
+    instruction: Note | None = None
+    quality: Note | None = None
+    sound_event: Note | None = None
+    ambient_sound: Note | None = None
     #: Wanted length in frames.
     tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
     reference: Any = None
-    reference_text: str | None = None
+    reference_text: Text | None = None
     #: Put between `reference_text` and `text`; `None` = one space, only where the scripts use spaces and neither side
     #: has one.
-    join: str | None = None
+    join: Note | None = None
 
     sampling: Sampling = Sampling()
     #: 0 .. 2**63-1; drawn at admission and reported back when `None`.

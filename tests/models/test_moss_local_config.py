@@ -157,3 +157,11 @@ def test_deeper_depth_and_unequal_codebooks(raw: dict[str, Any]) -> None:
     _, codes_BN = talker.frame(torch.randn(500, 64), sampling, zeros_B, torch.ones(500, 12, 64, dtype=torch.bool))
     for k, size in enumerate(sizes):
         assert 0.8 * size < codes_BN[:, k].max().item() < size
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size", "head_dim"])
+def test_sizes_beyond_any_model_are_refused(golden: Path, key: str) -> None:
+    raw = json.loads((golden / "local_tiny" / "config.json").read_text(encoding="utf-8"))
+    raw["qwen3_config"][key] = 10**10
+    with pytest.raises(ConfigError, match=key):
+        MossLocalConfig.from_dict(raw)

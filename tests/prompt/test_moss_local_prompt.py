@@ -260,3 +260,21 @@ def test_ids_beyond_the_models_are_refused() -> None:
     assert TextTokenizer.load(TINY, vocab_size=276).encode("a") == TOKENIZER.encode("a")
     with pytest.raises(CheckpointError, match="ids up to 275, but the model embeds 275"):
         TextTokenizer.load(TINY, vocab_size=275)
+
+
+def test_a_tokenizer_that_cannot_spell_every_byte_is_refused(golden: Path, tmp_path: Path) -> None:
+    definition = json.loads((golden / "local_tiny" / "tokenizer.json").read_text(encoding="utf-8"))
+    del definition["model"]["vocab"]["q"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="cannot spell 1 of 256 bytes"):
+        TextTokenizer.load(tmp_path)
+    empty = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(empty), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="not byte-level"):
+        TextTokenizer.load(tmp_path)
+
+
+def test_a_deeply_nested_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        TextTokenizer.load(tmp_path)

@@ -247,7 +247,7 @@ def test_200_random_disconnects_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_cancelled_and_bothers_nobody(tmp_path: Path) -> None:
-    engine = FakeEngine(buffer_bytes=200_000)
+    engine = FakeEngine(frame_seconds=0.0005, buffer_bytes=2**27)
     with serving(engine, tmp_path, stall_seconds=0.5, segment_characters=10_000) as (address, admission):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as deaf:
@@ -255,8 +255,20 @@ def test_a_client_that_does_not_read_is_cancelled_and_bothers_nobody(tmp_path: P
             deaf.sendall(raw_request(body(9000)))  # 35 MB
             wait_until(lambda: bool(engine.requests))
             assert httpx.post(address + SPEECH, json=body()).status_code == 200
-            wait_until(lambda: nothing_is_left(engine, admission), 5)
-        assert engine.finished <= 2
+            wait_until(lambda: nothing_is_left(engine, admission), 8)
+        assert (engine.finished, engine.cancelled) == (1, 1)
+
+
+def test_what_waits_for_a_client_is_bounded(tmp_path: Path) -> None:
+    engine = FakeEngine(frame_seconds=0.0005, buffer_bytes=500_000)
+    with serving(engine, tmp_path, segment_characters=10_000) as (address, admission):
+        url = urlsplit(address)
+        with socket.create_connection((url.hostname, url.port)) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(raw_request(body(9000)))
+            wait_until(lambda: engine.cancelled == 1)
+            assert engine.running == 0
+        wait_until(lambda: nothing_is_left(engine, admission))
 
 
 def test_a_body_that_does_not_come(tmp_path: Path) -> None:

@@ -127,17 +127,17 @@ def test_every_setting_is_printed() -> None:
 
 
 def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:
-    environment = {"HOCKET_HOME": str(tmp_path)}
+    home = str(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run_process("serve", "--port", str(port), **environment)
+        done = run_process("serve", "--port", str(port), HOCKET_HOME=home)
     assert done.code == 2
     assert f"cannot listen at 127.0.0.1 port {port}: Address already in use; choose another" in done.error
-    missing = run_process("serve", str(tmp_path / "nothing"), "--port", "0", **environment)
+    missing = run_process("serve", str(tmp_path / "nothing"), "--port", "0", HOCKET_HOME=home)
     assert missing.code == 2
     assert "nothing" in missing.error
     assert "mean engine.rows" in run_process("serve", "--set", "engine.row=1").error
     # Only the worker knows what is wrong here; its words come through.
-    late = run_process("serve", "--port", "0", "--set", "codec=/nowhere", **environment)
+    late = run_process("serve", "--port", "0", "--set", "codec=/nowhere", HOCKET_HOME=home)
     assert late.code == 2
     assert "nowhere" in late.err.splitlines()[-1]

@@ -91,7 +91,7 @@ def http(address: str) -> Iterator[httpx.Client]:
 def seconds_of(body: bytes, response_format: str, rate: int, channels: int) -> float:
     if response_format == "pcm":
         return len(body) / (2 * channels * rate)
-    with av.open(io.BytesIO(body)) as container:
+    with av.open(io.BytesIO(body), "r") as container:
         (stream,) = container.streams.audio
         samples = sum(frame.samples for frame in container.decode(stream))
         assert (stream.rate, stream.channels) == (rate, channels)

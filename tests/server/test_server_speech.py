@@ -83,8 +83,8 @@ def recording(seconds: float = 1.0) -> bytes:
 
 def decoded(body: bytes, response_format: str, rate: int) -> NDArray[np.float32]:
     if response_format == "pcm":
-        return np.frombuffer(body, "<i2").astype(np.float32)[None] / 32768
-    with av.open(io.BytesIO(body)) as container:
+        return (np.frombuffer(body, "<i2") / np.float32(32768)).astype(np.float32)[None]
+    with av.open(io.BytesIO(body), "r") as container:
         stream = container.streams.audio[0]
         assert stream.rate == rate
         frames = [frame.to_ndarray() for frame in container.decode(stream)]
@@ -273,7 +273,9 @@ def test_a_voice_from_upload_to_deletion(tmp_path: Path) -> None:
         for fields in ({"voice": "anna"}, {"voice": {"id": "Anna"}}, {"ref_audio": "anna"}):
             speak(http, **fields)
             request = engine.requests[-1]
-            assert np.array_equal(request.references[0], np.arange(13 * 4).reshape(13, 4) % 16)
+            (codes,) = request.references
+            assert isinstance(codes, np.ndarray)
+            assert np.array_equal(codes, np.arange(13 * 4).reshape(13, 4) % 16)
             assert request.reference_text == "The words."
         bad = upload(http, "anna", b"RIFF but no audio")
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "audio_sample")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.server.fake_speech import FakeEngine, new_store, on_loopback
+from fake_speech import FakeEngine, new_store, on_loopback
 
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings

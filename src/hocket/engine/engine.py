@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -31,7 +32,7 @@ from hocket.progress import progress_bar
 
 
 class Engine:
-    """One model on one device. Not thread-safe: whoever owns it calls it. `Engine.load` makes one.
+    """One model on one device. Several threads may call it; they take turns. `Engine.load` makes one.
 
     Where a part of it fails, it stops for good: every open request ends with an `EngineStoppedError`.
     """
@@ -56,6 +57,8 @@ class Engine:
         self._ready: list[AudioChunk] = []
         self._names = 0
         self._is_stepping = False
+        #: Held by whoever changes anything: several threads may call, and take turns.
+        self._lock = threading.RLock()
         #: Why the engine has stopped.
         self._failure: EngineStoppedError | None = None
 
@@ -178,9 +181,10 @@ class Engine:
         `cancelled`. No effect on one that is over.
         """
         # Nothing is touched here: an iterator may be closed by the garbage collector in the middle of a step.
-        job = self._jobs.get(request_id)
-        if job is not None:
-            self._cancelling.append(job)
+        with self._lock:
+            job = self._jobs.get(request_id)
+            if job is not None:
+                self._cancelling.append(job)
 
     @property
     def idle(self) -> bool:
@@ -189,8 +193,9 @@ class Engine:
 
     def step(self) -> list[AudioChunk]:
         """Do the next piece of everybody's work and return the audio that became ready, in order of each request."""
-        self._advance()
-        chunks, self._ready = self._ready, []
+        with self._lock:
+            self._advance()
+            chunks, self._ready = self._ready, []
         return chunks
 
     def stats(self) -> EngineStats:
@@ -211,8 +216,11 @@ class Engine:
     # ---- one step
 
     def _advance(self) -> None:
-        if self._failure is not None:
-            return
+        with self._lock:
+            if self._failure is None:
+                self._work()
+
+    def _work(self) -> None:
         self._is_stepping = True
         self._meter.begin()
         try:
@@ -299,6 +307,8 @@ class Engine:
         streaming: bool,
         outbox: deque[AudioChunk] | None = None,
     ) -> Job:
+        if not isinstance(request, SpeechRequest):
+            raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
         if self._failure is not None:
             raise self._failure
         while request_id is None:
@@ -319,8 +329,9 @@ class Engine:
             added_at=self._clock(),
             outbox=outbox,
         )
-        self._intake.open(job)
-        self._jobs[job.id] = job
+        with self._lock:
+            self._intake.open(job)
+            self._jobs[job.id] = job
         return job
 
     def _end(self, job: Job, reason: FinishReason) -> None:
@@ -371,8 +382,10 @@ class Engine:
         for job in jobs:
             if job.end is None:
                 self.cancel(job.id)
-        while not self._is_stepping and any(job.end is None for job in jobs):
-            self._advance()
+        with self._lock:
+            # Inside a step it is the garbage collector that closes an iterator; the step goes on after that.
+            while not self._is_stepping and any(job.end is None for job in jobs):
+                self._advance()
 
     def _speech(self, job: Job) -> Speech:
         assert job.end is not None

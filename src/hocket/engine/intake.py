@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +13,10 @@ from hocket.engine.job import Job
 from hocket.engine.loading import EngineParts
 from hocket.engine.runaway import SilenceDetector, frame_budget
 from hocket.engine.scheduler import Scheduler
-from hocket.errors import CapacityError, HocketError, InvalidRequestError
+from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError
 from hocket.prompt.reference import load_reference_codes, prepare_reference
+
+_LOG = logging.getLogger("hocket.engine")
 
 
 class Intake:
@@ -76,6 +79,11 @@ class Intake:
                 except HocketError as error:  # a prompt too long for the model, say: known only now
                     job.error = error
                     over.append(job)
+                except Exception as error:
+                    # A mistake of ours that one request brought to light is no reason to end the others.
+                    _LOG.exception("event=request_failed id=%s", job.id)
+                    job.error = HocketError(f"internal error ({type(error).__name__}); please report it")
+                    over.append(job)
         self._preparing = waiting
         return over
 
@@ -83,6 +91,7 @@ class Intake:
         """Codes of each, or the key under which they are being made."""
         # All are read before the first is submitted: a request that is refused leaves nothing behind.
         prepared = [self._read(reference) for reference in references]
+        self._check_lengths(prepared)
         encoder = self._parts.references
         found: list[NDArray[np.int64] | str] = []
         for content in prepared:
@@ -93,6 +102,27 @@ class Intake:
             key, codes = encoder.submit(content.astype(np.float32, copy=False))
             found.append(key if codes is None else codes)
         return found
+
+    def _check_lengths(self, prepared: Sequence[NDArray[np.int64] | NDArray[np.float32]]) -> None:
+        """Refuse, before anything is encoded, recordings without a whole frame, and those that cannot fit a prompt."""
+        audio, total = self._parts.audio, 0
+        for content in prepared:
+            is_codes = np.issubdtype(content.dtype, np.integer)
+            frames = (
+                len(content) if is_codes else int(content.shape[1] / audio.sample_rate / audio.frame_seconds + 1e-6)
+            )
+            if frames == 0:
+                raise ReferenceAudioError(
+                    f"a reference is shorter than one frame of the codec ({1000 * audio.frame_seconds:.0f} ms)",
+                    param="reference",
+                )
+            total += frames
+        if total >= self._parts.context_rows:
+            raise InvalidRequestError(
+                f"the references have {total} frames, and a context holds {self._parts.context_rows} rows; "
+                "give fewer or shorter ones",
+                param="reference",
+            )
 
     def _read(self, reference: Reference) -> NDArray[np.int64] | NDArray[np.float32]:
         """Its codes [F, N], or its samples [C, S]."""

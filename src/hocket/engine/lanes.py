@@ -33,7 +33,7 @@ class TalkerLane:
         rows, policy = parts.config.rows, parts.config.runaway
         self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.audio.frame_seconds))
         #: Codes of every row's frames, as they were read back.
-        self._codes_RFN = np.empty((rows, parts.context_rows, parts.n_vq), np.int16)
+        self._codes_RFN = np.empty((rows, parts.context_rows, parts.n_vq), np.int32)
 
     def start(self, job: Job, row: int) -> None:
         """A new request on `row`."""

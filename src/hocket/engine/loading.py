@@ -25,6 +25,9 @@ from hocket.models.checkpoint import resolve_checkpoint
 from hocket.models.family import Codec, LoadedTalker, PromptBuilder
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
 
+#: Weights up to this many bytes are run on one CPU thread (`EngineConfig.cpu_threads`).
+_SMALL_WEIGHT_BYTES = 256 * 2**20
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -102,17 +105,21 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     if codec is not None:
         _check_pair(model, codec)
     device = next(model.talker.parameters()).device
-    if config.strict and device.type == "cpu":
+    weights = [*model.talker.parameters(), *(codec.parameters() if codec else ()), *(codec.buffers() if codec else ())]
+    weight_bytes = sum(tensor.nbytes for tensor in weights)
+    if device.type == "cpu" and not config.strict:
+        threads = config.cpu_threads or (1 if weight_bytes < _SMALL_WEIGHT_BYTES else torch.get_num_threads())
+        torch.set_num_threads(threads)
+    elif device.type == "cpu":
         # With more threads a row's bits depend on which thread computed it (seen in matrix products of 7 rows and in
         # attention of one query, PyTorch 2.13), so on its place in the batch.
         torch.set_num_threads(1)
-    weights = [*model.talker.parameters(), *(codec.parameters() if codec else ()), *(codec.buffers() if codec else ())]
     plan = plan_memory(
         config,
         talker,
         None if codec is None else codec.config,
         dtype=next(model.talker.parameters()).dtype,
-        weight_bytes=sum(tensor.nbytes for tensor in weights),
+        weight_bytes=weight_bytes,
     )
     codec_runner = references = conversions = None
     audio = AudioFormat(talker.sampling_rate, 1, 0.08)

@@ -57,7 +57,7 @@ def plan_memory(
         + talker.n_vq * max(talker.audio_codebook_sizes)
         + 2 * torch.int64.itemsize
         + 4 * torch.float32.itemsize
-        + context_rows * talker.n_vq * torch.int16.itemsize
+        + context_rows * talker.n_vq * torch.int32.itemsize
     )
     workspace_bytes = config.rows * context_rows * kv_row_bytes // talker.layers
     kv_rows = config.kv_rows or config.rows * context_rows

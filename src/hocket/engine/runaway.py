@@ -14,11 +14,13 @@ from hocket.config import RunawayPolicy
 
 #: `[pause 3.2s]` in a text asks for that much silence (spec/moss 1.7).
 _PAUSE = re.compile(r"\[pause\s+(\d+(?:\.\d+)?)\s*s\]", re.IGNORECASE)
+#: The most that all pauses of a text count for: whoever writes more does not mean it.
+MAX_PAUSE_SECONDS = 600.0
 
 
 def requested_pause_seconds(text: str) -> float:
     """Seconds of silence that `text` asks for."""
-    return sum(float(seconds) for seconds in _PAUSE.findall(text))
+    return min(MAX_PAUSE_SECONDS, sum(float(seconds) for seconds in _PAUSE.findall(text)))
 
 
 def speech_seconds(policy: RunawayPolicy, text: str) -> float:

@@ -68,8 +68,7 @@ class TalkerRunner:
         self._top_k_R = per_row(dtype=torch.int64)
         #: Temperature, top_p, repetition penalty, stop temperature.
         self._scalars_R4 = per_row(4, dtype=torch.float32) + 1.0
-        #: int16 is enough for any codebook, and 12 codes a frame are 24 bytes.
-        self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int16)
+        self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int32)
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
 
     def start(self, row: int, sampling: ResolvedSampling, seed: int) -> None:
@@ -170,7 +169,7 @@ class TalkerRunner:
             seed_B=self._seed_R[rows_B],
         )
         stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, self._seen_RNV[rows_B])
-        self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int16)
+        self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
         self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
         self._advance(rows, codes_BN, starts, page_table)
         return torch.cat([stop_B[:, None].long(), codes_BN], 1)[: len(rows)]

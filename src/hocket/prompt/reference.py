@@ -47,11 +47,11 @@ def prepare_audio(
 
     Channels follow the rule of `prepare_reference`. Raises AudioFileError.
     """
+    name = repr(str(source)) if isinstance(source, Path) else "the audio"
     audio = decode_audio(source, max_bytes=sys.maxsize, max_seconds=max_seconds)
     if not np.isfinite(audio.samples).all():
-        name = repr(str(source)) if isinstance(source, Path) else "the audio"
         raise AudioFileError(f"{name} holds NaN or infinity; record or export it again")
-    return resample(_to_channels(audio.samples, channels), audio.sample_rate, sample_rate)
+    return resample(_to_channels(audio.samples, channels, name), audio.sample_rate, sample_rate)
 
 
 def prepare_reference(
@@ -83,7 +83,7 @@ def prepare_reference(
         raise _refusal(
             f"{name} reaches {peak:g}; full scale is 1, so divide integer samples by theirs (32768 for 16 bits)"
         )
-    samples_CS = _to_channels(samples_CS, channels)
+    samples_CS = _to_channels(samples_CS, channels, name)
     rms = float(np.sqrt(np.mean(np.square(samples_CS - samples_CS.mean(axis=1, keepdims=True, dtype=np.float64)))))
     if rms < limits.min_rms:
         raise _refusal(f"{name} is silent: its rms level is {rms:.1e}, a reference's is at least {limits.min_rms:.1e}")
@@ -117,11 +117,13 @@ def _read(reference: Path | str | bytes | AudioArray | NDArray[np.int64], limits
         raise _refusal(str(error)) from error
 
 
-def _to_channels(samples_CS: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
+def _to_channels(samples_CS: NDArray[np.float32], channels: int, name: str) -> NDArray[np.float32]:
     if channels == 1:
         return samples_CS.mean(axis=0, keepdims=True)
     if samples_CS.shape[0] == 1:
         return np.repeat(samples_CS, channels, axis=0)
+    if samples_CS.shape[0] < channels:
+        raise _refusal(f"{name} has {samples_CS.shape[0]} channels; this codec takes {channels}, or one for all")
     return samples_CS[:channels]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from hocket.errors import CheckpointError
 
@@ -35,7 +36,7 @@ class TextTokenizer:
             raise CheckpointError(f"{str(path)!r} is missing; give the folder of a whole checkpoint") from None
         except OSError as error:
             raise CheckpointError(f"cannot read {str(path)!r}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{str(path)!r} is not valid JSON; fetch the checkpoint again") from error
         try:
             tokenizer = Tokenizer.from_str(json.dumps(_without_added_tokens(definition)))
@@ -48,7 +49,19 @@ class TextTokenizer:
             raise CheckpointError(
                 f"{str(path)!r} has ids up to {highest}, but the model embeds {vocab_size}; it belongs to another model"
             )
+        cls._check_alphabet(tokenizer, definition, path)
         return cls(tokenizer)
+
+    @staticmethod
+    def _check_alphabet(tokenizer: Tokenizer, definition: dict[str, Any], path: Path) -> None:
+        """A byte-pair tokenizer drops what it cannot spell without a word, so it must know every byte."""
+        if "ByteLevel" not in json.dumps(definition.get("pre_tokenizer")):
+            raise CheckpointError(f"{str(path)!r} is not byte-level; Hocket's families use byte-level tokenizers only")
+        missing = set(ByteLevel.alphabet()) - set(tokenizer.get_vocab())
+        if missing:
+            raise CheckpointError(
+                f"{str(path)!r} cannot spell {len(missing)} of 256 bytes, so texts would lose characters"
+            )
 
     def encode(self, piece: str) -> list[int]:
         """The ids of one piece by itself: nothing is added to it, matched in it as a whole, or cut from it."""

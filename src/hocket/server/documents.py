@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
@@ -59,9 +59,9 @@ def document_models(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            _, definitions = models_json_schema(
-                [(model, "validation") for model in (Error, *models)], ref_template=_REF
-            )
+            inputs: list[tuple[type[BaseModel], Literal["validation"]]] = [(Error, "validation")]
+            inputs += [(model, "validation") for model in models]
+            _, definitions = models_json_schema(inputs, ref_template=_REF)
             schemas = framework().setdefault("components", {}).setdefault("schemas", {})
             schemas.update(definitions["$defs"])
         assert app.openapi_schema is not None

@@ -151,9 +151,7 @@ def _guess(key: str, known: Mapping[str, str]) -> str:
 
 def _refusal(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
-    while key and key not in origins and "." in key:
-        key = key.rpartition(".")[0]
+    key = ".".join(part for part in problem["loc"] if isinstance(part, str))  # numbers are places in a list
     origin = f" ({origins[key]})" if key in origins else ""
     reason = problem["msg"].removeprefix("Value error, ")
     shown = "" if problem["type"] == "value_error" or key == _HIDDEN else f" is {problem['input']!r}"

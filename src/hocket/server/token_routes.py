@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from hocket.errors import AudioFileError, InvalidRequestError
+from hocket.errors import AudioFileError, InvalidRequestError, ReferenceAudioError
 from hocket.prompt.reference import prepare_audio
 from hocket.server.documents import ERROR_ANSWERS, json_body, json_document
 from hocket.server.encoders import encode_whole
@@ -59,7 +59,7 @@ async def encode_tokens(request: Request) -> JSONResponse:
                 channels=facts.channels,
                 max_seconds=services.settings.max_codec_seconds,
             )
-        except AudioFileError as error:
+        except (AudioFileError, ReferenceAudioError) as error:
             raise InvalidRequestError(str(error), param="audio") from None
         codes_FN = await services.client.encode(samples_CS, body.codebooks)
     return JSONResponse(

@@ -24,7 +24,9 @@ ARCHITECTURE = "MossAudioTokenizerModel"
 
 _DTYPES = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 
-PositiveInt = Annotated[int, Field(ge=1)]
+#: Bounds far beyond any model, so that a damaged file is refused and not built.
+PositiveInt = Annotated[int, Field(ge=1, le=2**24)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -40,7 +42,7 @@ class _TransformerKwargs(StrictModel):
     output_dimension: PositiveInt
     d_model: PositiveInt
     num_heads: PositiveInt
-    num_layers: PositiveInt
+    num_layers: Layers
     dim_feedforward: PositiveInt
     causal: Literal[True]
     norm: Literal["layer_norm"]
@@ -59,7 +61,7 @@ class QuantizerSpec(StrictModel):
     input_dim: PositiveInt
     rvq_dim: PositiveInt
     output_dim: PositiveInt
-    num_quantizers: PositiveInt
+    num_quantizers: Layers
     codebook_size: PositiveInt
     codebook_dim: PositiveInt
     quantizer_type: Literal["rlfq"] = "rlfq"

@@ -15,7 +15,9 @@ from hocket.models.qwen3 import Qwen3BackboneConfig
 
 MODEL_TYPE = "moss_tts_local"
 
-Size = Annotated[int, Field(ge=1)]
+#: Bounds far beyond any model, so that a damaged file is refused and not built.
+Size = Annotated[int, Field(ge=1, le=2**24)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
 Id = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -41,7 +43,7 @@ class _Backbone(_Section):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
-    num_hidden_layers: Size
+    num_hidden_layers: Layers
     num_attention_heads: Size = 32
     num_key_value_heads: Size
     head_dim: Size = 128
@@ -80,7 +82,7 @@ class _Backbone(_Section):
 
 class _Depth(_Section):
     n_embd: Size
-    n_layer: Size = 12
+    n_layer: Layers = 12
     n_head: Size
     #: The official class takes 4 * n_embd when it is missing.
     n_inner: Size | None = None
@@ -106,10 +108,10 @@ class _File(_Section):
     hidden_size: Size | None = None
     local_hidden_size: Size | None = None
     vocab_size: Size | None = None
-    local_transformer_layers: Size | None = None
+    local_transformer_layers: Layers | None = None
     local_text_head_mode: Literal["binary"]
     tie_word_embeddings: Literal[True] = True
-    n_vq: Size
+    n_vq: Layers
     audio_vocab_size: Size
     audio_codebook_sizes: list[Size] | None = None
     audio_pad_token_id: Id | None = None
