@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,11 @@ def test_only_config_reads_the_environment() -> None:
             text = path.read_text(encoding="utf-8")
             assert "os.environ" not in text, path
             assert "getenv" not in text, path
+
+
+def test_a_request_can_be_followed_in_under_3000_lines() -> None:
+    page = (SOURCE.parent.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    section = page.split("## Following one request")[1].split("##")[0]
+    files = re.findall(r"`([a-z0-9_/]+\.py)`", section.partition("them):")[2])
+    assert len(files) > 10
+    assert sum(len((SOURCE / file).read_text(encoding="utf-8").splitlines()) for file in files) < 3000
