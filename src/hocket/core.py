@@ -203,6 +203,15 @@ class Timings:
     total_seconds: float = math.nan
     #: Longest time that a player which starts with the first audio would have stood still.
     late_seconds: float = 0.0
+    #: Length of what was spoken, by its frames.
+    speech_seconds: float = 0.0
+
+    @property
+    def rtf(self) -> float:
+        """Real-time factor: seconds of work, from admission, per second of speech; NaN without either."""
+        if self.speech_seconds == 0.0:
+            return math.nan
+        return (self.total_seconds - self.admitted_seconds) / self.speech_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,8 +300,12 @@ def test_timings() -> None:
         assert 0 < times.admitted_seconds <= times.prefilled_seconds < times.total_seconds
         if listener.heard[name].codes[:-1]:
             assert times.prefilled_seconds < times.first_audio_seconds < times.total_seconds
+            frames = sum(map(len, listener.heard[name].codes))
+            assert times.speech_seconds == pytest.approx(frames * listener.engine.frame_seconds)
+            assert times.rtf == pytest.approx((times.total_seconds - times.admitted_seconds) / times.speech_seconds)
         else:
             assert math.isnan(times.first_audio_seconds)
+            assert math.isnan(times.rtf)
         assert times.late_seconds >= 0
     # The simulated clock is slower than real time, so players do run dry, and nobody waits for what comes whole.
     late = [listener.heard[name].end.timings.late_seconds for name in names]  # type: ignore[union-attr]

@@ -340,7 +340,7 @@ class Engine:
         end = RequestEnd(
             finish_reason=job.limit_reason if reason == "length" else reason,
             seed=job.seed,
-            timings=job.timings(self._clock()),
+            timings=job.timings(self._clock(), self.frame_seconds),
             error=job.error,
         )
         # Without a codec the codes were not delivered yet.

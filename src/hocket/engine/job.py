@@ -99,7 +99,7 @@ class Job:
             for reference in self.references
         ]
 
-    def timings(self, now: float) -> Timings:
+    def timings(self, now: float, frame_seconds: float) -> Timings:
         """As they stand at `now`."""
         if self.scheduled is None:
             return Timings(total_seconds=now - self.added_at)
@@ -109,4 +109,5 @@ class Job:
             first_audio_seconds=self.scheduled.first_audio_at - self.added_at,
             total_seconds=now - self.added_at,
             late_seconds=self.scheduled.late_seconds,
+            speech_seconds=self.scheduled.frames * frame_seconds,
         )

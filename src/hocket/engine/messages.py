@@ -30,7 +30,7 @@ from hocket.core import (
 from hocket.engine.statistics import EngineStats
 
 #: Both ends must have the same; raised whenever a message changes.
-VERSION = 3
+VERSION = 4
 #: Seconds between signs of life of a worker.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.

@@ -1,26 +1,15 @@
-"""The process that owns the engine: takes requests from front ends, steps, sends audio back.
-
-    python -m hocket.engine.worker ENDPOINT SPEC
-
-Started by `hocket.engine.supervisor`, which holds the other end of its standard input: when that closes, whoever
-started it is gone, and so is the worker. Standard output carries one line, the error, when the engine does not load.
-"""
+"""The loop around the engine: takes requests from front ends, steps, sends audio back."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
-import signal
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 import msgspec
@@ -29,7 +18,6 @@ import zmq
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, PreparedReference, SpeechRequest
 from hocket.engine.conversions import Conversions
-from hocket.engine.engine import Engine
 from hocket.engine.messages import (
     HEARTBEAT_SECONDS,
     QUEUE_MESSAGES,
@@ -37,7 +25,6 @@ from hocket.engine.messages import (
     AskStats,
     Cancel,
     Convert,
-    EngineSpec,
     Heartbeat,
     Hello,
     OutMessage,
@@ -347,62 +334,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.S
     return socket
 
 
-def run_worker(endpoint: str, spec: EngineSpec) -> int:
-    """Load what `spec` says and serve it at `endpoint` until SIGTERM; returns the exit code.
-
-    Raises ConfigError, CheckpointError.
-    """
-    started = time.monotonic()
-    engine = Engine.load(spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config)
-    _LOG.info("event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started)
-    with zmq.Context() as context, open_socket(context, endpoint) as socket:
-        worker = Worker(
-            engine, socket, conversions=engine.conversions, model=spec.model, drain_seconds=spec.drain_seconds
-        )
-
-        def drain(_signal: int, _frame: FrameType | None) -> None:
-            worker.drain()
-
-        signal.signal(signal.SIGTERM, drain)
-        code = worker.run()
-    _LOG.info("event=worker_exit pid=%d code=%d", os.getpid(), code)
-    return code
-
-
-def main(endpoint: str, spec: str) -> int:
-    """Run a worker in this process and return its exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    threading.Thread(target=_leave_with_parent, args=(endpoint,), daemon=True).start()
-    # Whatever libraries print goes to standard error, so that the report is alone on the pipe.
-    report = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    try:
-        return run_worker(endpoint, EngineSpec.model_validate_json(spec))
-    except HocketError as error:
-        os.write(report, msgspec.json.encode(WireError.of(error)))
-        return error.exit_code
-
-
-def _leave_with_parent(endpoint: str) -> None:
-    """Wait for the end of standard input, which comes when the parent is gone, however it went; leave nothing behind.
-
-    A thread, so that it works while the engine loads or hangs; `os.read`, so that it holds no lock at exit.
-    """
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    _LOG.info("event=worker_orphaned pid=%d", os.getpid())
-    socket_file = Path(endpoint.removeprefix("ipc://"))
-    with contextlib.suppress(OSError):
-        socket_file.unlink(missing_ok=True)
-        socket_file.parent.rmdir()  # the supervisor's private folder; any other is not empty
-    os._exit(1)
-
-
 def _place(error: BaseException) -> str:
     """File and line of the innermost calls."""
     calls = traceback.extract_tb(error.__traceback__)[-5:]
     return "<".join(f"{Path(call.filename).name}:{call.lineno}" for call in reversed(calls))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
