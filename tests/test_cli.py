@@ -53,7 +53,7 @@ OPTIONS = {
     "--codes-out --device --dtype --json --help",
     ("codec", "encode"): "--output --codec --codebooks --as-reference --device --dtype --help",
     ("codec", "decode"): "--output --codec --float --device --dtype --help",
-    ("info",): "--dtype --json --help",
+    ("info",): "--dtype --rows --json --help",
     (): "--version --debug --help",
 }
 

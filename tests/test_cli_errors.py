@@ -50,6 +50,7 @@ def test_text(text: str | bytes, message: str) -> None:
         (b" \n", "text is empty"),
         (b"one\0two", "text contains a NUL character"),
         (b"caf\xe9", r"standard input is not UTF-8 \(byte 3\)"),
+        (b"a" * 100_001, "text has 100,001 characters; 100,000 is the most"),
         (b"\xed\xa0\x80", "standard input is not UTF-8"),  # a surrogate spelled out
     ],
 )

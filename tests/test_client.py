@@ -68,7 +68,7 @@ def endpoint(spec: EngineSpec) -> Iterator[str]:
     """A worker that all tests may use which do it no harm."""
     with tempfile.TemporaryDirectory(prefix="hocket-test-") as folder:
         address = f"ipc://{folder}/s"
-        command = [sys.executable, "-m", "hocket.engine.worker", address, spec.model_dump_json()]
+        command = [sys.executable, "-m", "hocket.engine.worker_process", address, spec.model_dump_json()]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             yield address
             process.terminate()

@@ -23,9 +23,8 @@ FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 MAX_SEED = 2**63 - 1
 
 
-#: Far more than any context holds; a bound, because turning megabytes into tokens takes seconds.
-Text = Annotated[str, Field(max_length=100_000)]
-Note = Annotated[str, Field(max_length=10_000)]
+#: Characters of a text: far more than any context holds; a bound, because megabytes take seconds to become tokens.
+MAX_TEXT_CHARACTERS = 100_000
 
 
 class StrictModel(BaseModel):
@@ -107,20 +106,20 @@ class SpeechRequest(StrictModel):
     recording whose words are `reference_text` (spec/moss 1.7).
     """
 
-    text: Text
-    language: Note | None = None
-    instruction: Note | None = None
-    quality: Note | None = None
-    sound_event: Note | None = None
-    ambient_sound: Note | None = None
+    text: str
+    language: str | None = None
+    instruction: str | None = None
+    quality: str | None = None
+    sound_event: str | None = None
+    ambient_sound: str | None = None
     #: Wanted length in frames.
     tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
     reference: Any = None
-    reference_text: Text | None = None
+    reference_text: str | None = None
     #: Put between `reference_text` and `text`; `None` = one space, only where the scripts use spaces and neither side
     #: has one.
-    join: Note | None = None
+    join: str | None = None
 
     sampling: Sampling = Sampling()
     #: 0 .. 2**63-1; drawn at admission and reported back when `None`.
@@ -135,6 +134,8 @@ class SpeechRequest(StrictModel):
     def _readable(cls, value: str | None) -> str | None:
         if value is None:
             return None
+        if len(value) > MAX_TEXT_CHARACTERS:
+            raise ValueError(f"has {len(value):,} characters; {MAX_TEXT_CHARACTERS:,} is the most, split it")
         if "\x00" in value:
             raise ValueError("contains a NUL character; remove it")
         try:

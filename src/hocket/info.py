@@ -9,8 +9,8 @@ from math import prod
 import torch
 
 from hocket.config import EngineConfig
-from hocket.engine.plan import plan_memory
-from hocket.errors import CheckpointError
+from hocket.engine.plan import MemoryPlan, plan_memory
+from hocket.errors import CheckpointError, ConfigError
 from hocket.models.checkpoint import read_config, resolve_checkpoint
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.weights import codec_weight_table, resident_bytes
@@ -58,8 +58,22 @@ def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> 
         "codec_checkpoint": str(belonging),
         **{f"codec_{name}": value for name, value in codec.items()},
         **totals,
-        **({} if rows is None else _memory(raw, read_config(belonging), dtype, rows)),
+        **({} if rows is None else _memory(engine_memory(model, None, dtype, EngineConfig(rows=rows)))),
     }
+
+
+def engine_memory(model: str | None, codec: str | None, dtype: torch.dtype, config: EngineConfig) -> MemoryPlan:
+    """The plan that `Engine.load` follows with these arguments. Raises CheckpointError, ConfigError."""
+    folder = builtin_model() if model is None else resolve_checkpoint(model)
+    kind, raw = checkpoint_kind(folder)
+    if kind != "talker":
+        raise ConfigError(f"{folder} is a codec and cannot speak; name a talker", param="model")
+    talker = MossLocalConfig.from_dict(raw)
+    weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker_weight_table(talker, dtype))
+    if codec == "none":
+        return plan_memory(config, talker, None, dtype=dtype, weight_bytes=weights)
+    shape = replace(MossCodecConfig.from_dict(read_config(codec_folder(folder, codec))), compute_dtype=dtype)
+    return plan_memory(config, talker, shape, dtype=dtype, weight_bytes=weights + resident_bytes(shape))
 
 
 def _talker(raw: Mapping[str, object], dtype: torch.dtype) -> dict[str, Fact]:
@@ -93,15 +107,7 @@ def _codec(raw: Mapping[str, object], dtype: torch.dtype) -> dict[str, Fact]:
     }
 
 
-def _memory(
-    talker_raw: Mapping[str, object], codec_raw: Mapping[str, object], dtype: torch.dtype, rows: int
-) -> dict[str, Fact]:
-    talker = MossLocalConfig.from_dict(talker_raw)
-    codec = replace(MossCodecConfig.from_dict(codec_raw), compute_dtype=dtype)
-    weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker_weight_table(talker, dtype))
-    plan = plan_memory(
-        EngineConfig(rows=rows), talker, codec, dtype=dtype, weight_bytes=weights + resident_bytes(codec)
-    )
+def _memory(plan: MemoryPlan) -> dict[str, Fact]:
     return {
         "memory_rows": plan.rows,
         "memory_context_rows": plan.context_rows,

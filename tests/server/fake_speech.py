@@ -165,7 +165,7 @@ class FakeEngine:
 @contextmanager
 def on_loopback(app: FastAPI) -> Iterator[str]:
     """Serve `app` as `hocket serve` does, in a thread; its address."""
-    server = uvicorn_server(app)
+    server = uvicorn_server(app, app.state.services.settings)
     server.config.port = 0
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from cli_runner import run, run_process
+from hocket.config import EngineConfig
 from hocket.errors import ConfigError
+from hocket.info import describe, engine_memory
 from hocket.server.profiles import Layer, load_profile, parse_settings, profile_names
+from hocket.server.serve import _plan
 from hocket.server.settings import Profile
 
 
@@ -138,6 +143,27 @@ def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:
     assert "nothing" in missing.error
     assert "mean engine.rows" in run_process("serve", "--set", "engine.row=1").error
     # Only the worker knows what is wrong here; its words come through.
-    late = run_process("serve", "--port", "0", "--set", "codec=/nowhere", HOCKET_HOME=home)
+    late = run_process("serve", "--port", "0", "--set", "device=abacus", HOCKET_HOME=home)
     assert late.code == 2
-    assert "nowhere" in late.err.splitlines()[-1]
+    assert "device is 'abacus'" in late.err.splitlines()[-1]
+    assert "memory " in late.out
+    # What does not fit is refused before anything is loaded.
+    budget = run_process("serve", "--port", "0", "--set", "engine.memory_bytes=1000", HOCKET_HOME=home)
+    assert (budget.code, budget.out) == (2, "")
+    assert "memory_bytes is 1,000" in budget.error
+
+
+def test_the_memory_plan_is_that_of_info() -> None:
+    profile = load_profile("default", parse_settings(["engine.rows=3"])).profile
+    facts = describe(None, torch.float32, rows=3)
+    plan = engine_memory(None, None, torch.float32, EngineConfig(rows=3))
+    assert plan.total_bytes == facts["memory_total_bytes"]
+    default = profile.model_copy(update={"engine": EngineConfig(rows=3)})
+    (line,) = [line for line in _plan(default) if line.startswith("memory")]
+    total, *parts = [
+        f"{part:,.1f}"
+        for part in (
+            int(facts[f"memory_{name}_bytes"]) / 2**20 for name in ("total", "weight", "kv", "ring", "row", "workspace")
+        )
+    ]
+    assert re.findall(r"[\d,]+\.\d", line) == [total, *parts]

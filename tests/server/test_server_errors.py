@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from fake_speech import FakeEngine, new_store, on_loopback
+from fake_speech import FakeEngine, new_store, on_loopback, wait_until
 
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
 from hocket.server.app import create_app
@@ -274,3 +275,14 @@ def test_an_error_in_the_middle_of_a_stream_is_no_complete_answer(tmp_path: Path
         assert error["code"] == "engine_unavailable"
         engine.error_after = None
         assert httpx.post(address + SPEECH, json=GOOD).status_code == 200
+
+
+def test_what_is_polled_is_logged_for_debugging_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="hocket.request")
+    paths = ["/", "/studio/studio.js", "/metrics", "/health", "/health/live", "/version", "/v1/models", "/nothing"]
+    with on_loopback(create_app(FakeEngine(), ServerSettings(), new_store(tmp_path))) as address:
+        for path in paths:
+            httpx.get(address + path)
+        wait_until(lambda: len(caplog.records) >= len(paths))
+    levels = [record.levelno for record in caplog.records if record.name == "hocket.request"]
+    assert levels == [logging.DEBUG] * 5 + [logging.INFO] * 3

@@ -21,7 +21,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from hocket.errors import InvalidRequestError
-from hocket.server import websocket
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 from hocket.server.speech import piece_seed
@@ -455,9 +454,8 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_silence_is_ended(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
-    monkeypatch.setattr(websocket, "IDLE_SECONDS", 0.2)
-    with serving(tmp_path, engine) as url, connect(url) as socket:
+def test_silence_is_ended(tmp_path: Path, engine: FakeEngine, begun: bool) -> None:
+    with serving(tmp_path, engine, socket_idle_seconds=0.2) as url, connect(url) as socket:
         if begun:
             say(socket, "start", text="Said. And waits")
         events, _ = hear_until(socket, "error")
@@ -468,14 +466,22 @@ def test_silence_is_ended(tmp_path: Path, engine: FakeEngine, monkeypatch: pytes
     assert engine.open == 0
 
 
-def test_speaking_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "IDLE_SECONDS", 0.2)
+def test_speaking_is_not_silence(tmp_path: Path) -> None:
     engine = FakeEngine(frame_seconds=0.05)
-    with serving(tmp_path, engine) as url, session(url) as socket:
+    with serving(tmp_path, engine, socket_idle_seconds=0.2) as url, session(url) as socket:
         say(socket, "text", text="This takes a second.")
         say(socket, "flush")
         events, _ = hear_until(socket, "done")
     assert [event["type"] for event in events] == ["sentence", "done"]
+
+
+def test_a_message_has_the_size_of_a_body_at_most(tmp_path: Path, engine: FakeEngine) -> None:
+    with serving(tmp_path, engine, max_body_bytes=1000) as url, session(url) as socket:
+        say(socket, "text", text="a" * 900)
+        say(socket, "text", text="a" * 1000)
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=10)
+        assert socket.close_code == 1009
 
 
 def test_keys(tmp_path: Path, engine: FakeEngine) -> None:

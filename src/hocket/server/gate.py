@@ -23,6 +23,8 @@ _LOG = logging.getLogger("hocket.request")
 _RECORD = "hocket.record"
 #: Everything else (health, metrics, documentation, the studio's page) says nothing about users.
 _GUARDED = "/v1/"
+#: Browsers, load balancers and Prometheus ask for these all day; their lines are for whoever debugs.
+_POLLED = ("/health", "/metrics", "/studio/")
 _LONGEST_ID = 128
 _CLOSE_POLICY_VIOLATION = 1008
 
@@ -96,7 +98,8 @@ class Gate:
             self._metrics.requests.labels(_route(scope), str(record.status)).inc()
             if record.status >= http.HTTPStatus.BAD_REQUEST:
                 self._metrics.errors.labels(record.reason).inc()
-            _LOG.info("%s", record.line())
+            is_polled = record.path == "/" or record.path.startswith(_POLLED)
+            _LOG.log(logging.DEBUG if is_polled else logging.INFO, "%s", record.line())
 
     async def _request(self, connection: HTTPConnection, record: Record, receive: Receive, send: Send) -> None:
         async def watched_send(message: Message) -> None:

@@ -17,11 +17,10 @@ from fastapi import FastAPI
 
 from hocket import __version__
 from hocket.client import EngineClient
-from hocket.config import EngineConfig
 from hocket.engine.loading import parse_dtype
 from hocket.engine.messages import Ready
 from hocket.errors import ConfigError
-from hocket.info import describe
+from hocket.info import engine_memory
 from hocket.server.app import create_app
 from hocket.server.references import DEFAULT_VOICE
 from hocket.server.settings import Profile, ServerSettings
@@ -43,7 +42,8 @@ def serve(profile: Profile, home: Path) -> None:
     Raises ConfigError, CheckpointError for what keeps it from starting.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpcore"):  # they log addresses, which users give
+        logging.getLogger(name).setLevel(logging.WARNING)
     listener = _listen(profile.server)
     try:
         voices = VoiceStore(
@@ -70,7 +70,7 @@ async def _serve(profile: Profile, listener: socket.socket, voices: VoiceStore) 
     settings, started = profile.server, time.monotonic()
     client = await EngineClient.start(profile.engine_spec, buffer_bytes=settings.buffer_bytes)
     async with client:
-        server = uvicorn_server(create_app(client, settings, voices, profile.served_name))
+        server = uvicorn_server(create_app(client, settings, voices, profile.served_name), settings)
         print(f"address  {_address(listener)}", flush=True)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         ending = asyncio.create_task(_end_on_signal(client, server, settings.drain_seconds))
@@ -105,8 +105,8 @@ async def _end_on_signal(client: EngineClient, server: uvicorn.Server, drain_sec
     again.cancel()
 
 
-def uvicorn_server(app: FastAPI) -> uvicorn.Server:
-    """uvicorn around `app`; whoever runs it deals with signals."""
+def uvicorn_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
+    """uvicorn around `app`, which `settings` made; whoever runs it deals with signals."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -115,6 +115,7 @@ def uvicorn_server(app: FastAPI) -> uvicorn.Server:
         server_header=False,
         lifespan="off",
         ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
     return _Uvicorn(config)
@@ -139,20 +140,22 @@ def _address(listener: socket.socket) -> str:
 
 def _plan(profile: Profile) -> list[str]:
     """What is about to be loaded, and the memory that it will take. Raises ConfigError, CheckpointError."""
-    facts = describe(profile.model, parse_dtype(profile.dtype))
-    weights = int(facts.get("total_weight_bytes", facts["weight_bytes"]))
-    rows = _kv_rows(profile.engine, int(facts["max_context_rows"]))
-    kv_bytes = rows * int(facts["kv_bytes_per_row"])
+    plan = engine_memory(profile.model, profile.codec, parse_dtype(profile.dtype), profile.engine)
+    parts = {
+        "weights": plan.weight_bytes,
+        "K/V": plan.kv_bytes,
+        "rings": plan.ring_bytes,
+        "rows": plan.row_bytes,
+        "workspace": plan.workspace_bytes,
+    }
+    shown = " + ".join(f"{name} {size / _MIB:,.1f}" for name, size in parts.items())
+    references = profile.engine.reference_cache.max_bytes / _MIB
     return [
-        f"hocket {__version__}",
+        f"hocket   {__version__}",
         f"model    {profile.served_name}, {profile.dtype} on {profile.device}",
-        f"memory   weights {weights / _MIB:,.0f} MiB, K/V {kv_bytes / _MIB:,.0f} MiB ({rows:,} rows), "
-        f"references {profile.engine.reference_cache.max_bytes / _MIB:,.0f} MiB at most",
+        f"memory   {plan.total_bytes / _MIB:,.1f} MiB = {shown}; {plan.rows} rows of {plan.context_rows:,} at most",
+        f"         and {references:,.0f} MiB of the host for the codes of references, at most",
     ]
-
-
-def _kv_rows(engine: EngineConfig, model_rows: int) -> int:
-    return engine.kv_rows or engine.rows * min(engine.max_context_rows, model_rows)
 
 
 def _ready_line(facts: Ready, seconds: float) -> str:

@@ -43,6 +43,7 @@ class ServerSettings(StrictModel):
     #: Items of one batch that are spoken at the same time.
     batch_concurrency: PositiveInt = 8
 
+    #: Of the body of a request, and of one message on a WebSocket.
     max_body_bytes: PositiveInt = 32 * 2**20
     #: A body that takes longer to arrive is given up.
     body_seconds: PositiveFloat = 60.0
@@ -56,6 +57,8 @@ class ServerSettings(StrictModel):
     request_seconds: PositiveFloat = 1800.0
     #: A listener that takes nothing for this long has gone.
     stall_seconds: PositiveFloat = 60.0
+    #: A WebSocket on which nobody says anything for this long is closed.
+    socket_idle_seconds: PositiveFloat = 300.0
     #: Audio of one request that may wait for its listener: 64 MiB are 175 s of 48 kHz stereo.
     buffer_bytes: PositiveInt = 64 * 2**20
     #: After SIGTERM, open requests may go on for this long.

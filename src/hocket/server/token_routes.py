@@ -23,6 +23,7 @@ from hocket.server.settings import ResponseFormat
 router = APIRouter(prefix="/v1/audio/tokens")
 
 _MAX_CODE = 2**31 - 1
+_Frame = Annotated[list[Annotated[int, Field(ge=0, le=_MAX_CODE)]], Field(min_length=1)]
 
 
 class EncodeBody(Body):
@@ -38,7 +39,7 @@ class DecodeBody(Body):
     """POST /v1/audio/tokens/decode."""
 
     #: One list for each frame, of as many codes as there are codebooks.
-    codes: Annotated[list[list[Annotated[int, Field(ge=0, le=_MAX_CODE)]]], Field(min_length=1)]
+    codes: Annotated[list[_Frame], Field(min_length=1)]
     response_format: ResponseFormat = "wav"
     speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] = 1.0
 

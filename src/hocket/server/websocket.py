@@ -30,8 +30,6 @@ from hocket.server.websocket_wire import Wire
 
 _LOG = logging.getLogger("hocket.request")
 
-#: A socket on which nobody says anything for this long is closed.
-IDLE_SECONDS = 300.0
 #: Sentences and flushes that may wait. Characters have a limit of their own, which ordinary text meets first.
 _MOST_WAITING = 1000
 #: Voices are looked up for a text, before there is any.
@@ -76,7 +74,7 @@ class _Session:
     def __init__(self, socket: WebSocket) -> None:
         self._services: Services = services_of(socket)
         self._settings = self._services.settings
-        self._wire = Wire(socket, self._settings.stall_seconds, IDLE_SECONDS)
+        self._wire = Wire(socket, self._settings.stall_seconds, self._settings.socket_idle_seconds)
         self._record = record_of(socket)
         # From `start`
         self._plan: Plan | None = None

@@ -1,0 +1,255 @@
+"""What the HTTP server itself adds to the first audio: an engine that needs no time, a server, clients.
+
+    python benchmarks/server_overhead.py [--streams 256] [--seconds 15] [--output FILE]
+
+Prints one JSON line. The server runs as `hocket serve` runs it, around an engine in the same process that hands over
+the first frame at once and the rest at the pace of a player, in chunks of the sizes of the default policy (48 kHz
+stereo). The clients share another process. A span runs from before a client connects until it has the first byte of
+PCM, so everything counts: the connection, the request, its checks, the answer, and the client. First one client asks
+again and again, then `streams` listen at any time, each to 8 seconds of speech and then to the next.
+
+How busy the machine was is told by `lag`: how late a task wakes up that sleeps for 10 ms, in the same process at the
+same time. What other processes take of the cores shows there, as does the benchmark's own load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+
+from hocket.client import State
+from hocket.config import ChunkPolicy
+from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
+from hocket.engine.messages import Ready, Stats
+from hocket.engine.speech_stream import SpeechStream
+from hocket.errors import EngineStoppedError
+from hocket.server.app import create_app
+from hocket.server.serve import BUILTIN_VOICES, uvicorn_server
+from hocket.server.settings import ServerSettings
+from hocket.server.voices import VoiceStore
+
+RATE = 48_000
+FRAME_SAMPLES = 3840
+FRAME_SECONDS = FRAME_SAMPLES / RATE
+STREAM_FRAMES = 100
+NAP_SECONDS = 0.01
+#: Of a whole request; also how long the server may take to start.
+TIMEOUT_SECONDS = 60.0
+HOST = "127.0.0.1"
+
+
+class PromptEngine:
+    """Speaks silence, `max_frames` of it: the first frame at once, then in the pace of a player."""
+
+    state: State = "ready"
+    facts = Ready(
+        pid=0,
+        model=None,
+        sample_rate=RATE,
+        channels=2,
+        frame_seconds=FRAME_SECONDS,
+        rows=1024,
+        max_waiting=0,
+        context_rows=4096,
+        codec_id="",
+        reference_min_seconds=1.0,
+        reference_max_seconds=60.0,
+        reference_min_rms=1e-4,
+        reference_max_file_bytes=2**20,
+    )
+
+    def __init__(self) -> None:
+        self._open: dict[SpeechStream, asyncio.Task[None]] = {}
+
+    async def submit(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> SpeechStream:
+        stream = SpeechStream("", 2**26, lambda stream: self._open[stream].cancel())
+        self._open[stream] = task = asyncio.create_task(_speak(stream, request.max_frames or 1))
+        task.add_done_callback(lambda _: self._open.pop(stream))
+        return stream
+
+    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
+        raise EngineStoppedError("this engine has no codec")
+
+    async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
+        raise EngineStoppedError("this engine has no codec")
+
+    async def stats(self) -> Stats:
+        raise EngineStoppedError("this engine counts nothing")
+
+
+async def _speak(stream: SpeechStream, frames: int) -> None:
+    sizes, made = list(ChunkPolicy().sizes), 0
+    while made < frames:
+        count = min(sizes.pop(0) if len(sizes) > 1 else sizes[0], frames - made)
+        codes_FN = np.zeros((count, 12), np.int64)
+        stream.put(AudioChunk("", np.zeros((2, count * FRAME_SAMPLES), np.float32), RATE, codes_FN))
+        made += count
+        if made < frames:
+            await asyncio.sleep(count * FRAME_SECONDS)
+    end = RequestEnd("stop", 0, Timings())
+    stream.put(AudioChunk("", np.zeros((2, 0), np.float32), RATE, np.zeros((0, 12), np.int64), end))
+
+
+async def serve(listener: socket.socket) -> None:
+    """Until the parent closes standard input."""
+    with tempfile.TemporaryDirectory(prefix="hocket-") as folder:
+        settings = ServerSettings()
+        app = create_app(PromptEngine(), settings, VoiceStore(Path(folder), BUILTIN_VOICES))
+        server = uvicorn_server(app, settings)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await asyncio.to_thread(sys.stdin.read)
+        server.should_exit = server.force_exit = True
+        await serving
+
+
+class Listener(asyncio.Protocol):
+    """One request over a connection of its own; `first_ms` and `done` say what became of it."""
+
+    def __init__(self, frames: int) -> None:
+        self._frames = frames
+        self._head = b""
+        self.started = time.perf_counter()
+        self.first_ms: float | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        body = json.dumps({"input": "Hello.", "response_format": "pcm", "max_new_tokens": self._frames}).encode()
+        cast(asyncio.Transport, transport).write(  # uvloop's is none by class
+            b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self.first_ms is not None:
+            return
+        self._head += data
+        head, separator, body = self._head.partition(b"\r\n\r\n")
+        if separator and body:
+            assert head.startswith(b"HTTP/1.1 200"), head
+            self.first_ms = 1e3 * (time.perf_counter() - self.started)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.done.set_result(None)
+
+
+async def listen(port: int, frames: int) -> float:
+    """Milliseconds to the first audio of a request of so many frames, which is heard to its end."""
+    listener = Listener(frames)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        await asyncio.get_running_loop().create_connection(lambda: listener, HOST, port)
+        await listener.done
+    assert listener.first_ms is not None, "a request ended without audio"
+    return listener.first_ms
+
+
+async def one_client(port: int, seconds: float) -> list[float]:
+    end = time.perf_counter() + seconds
+    return [await listen(port, 1) for _ in iter(lambda: time.perf_counter() < end, False)]
+
+
+async def many_clients(port: int, streams: int, seconds: float) -> list[float]:
+    """Streams that begin evenly over the length of a speech; what they measure once all of them speak."""
+    length = STREAM_FRAMES * FRAME_SECONDS
+    begin = time.perf_counter()
+    spans_ms: list[float] = []
+
+    async def client(i: int) -> None:
+        await asyncio.sleep(i * length / streams)
+        while (asked := time.perf_counter()) < begin + length + seconds:
+            first_ms = await listen(port, STREAM_FRAMES)
+            if asked >= begin + length:
+                spans_ms.append(first_ms)
+
+    await asyncio.gather(*(client(i) for i in range(streams)))
+    return spans_ms
+
+
+async def lags(into: list[float]) -> None:
+    while True:
+        started = time.perf_counter()
+        await asyncio.sleep(NAP_SECONDS)
+        into.append(1e3 * (time.perf_counter() - started - NAP_SECONDS))
+
+
+async def measure(port: int, server: int, streams: int, seconds: float) -> dict[str, float]:
+    lags_ms: list[float] = []
+    lagging = asyncio.create_task(lags(lags_ms))
+    started, own, servers = time.perf_counter(), time.process_time(), _cpu_seconds(server)
+    spans_ms = await (one_client(port, seconds) if streams == 1 else many_clients(port, streams, seconds))
+    taken = time.perf_counter() - started
+    lagging.cancel()
+    return {
+        "streams": streams,
+        "requests": len(spans_ms),
+        "mean_ms": round(float(np.mean(spans_ms)), 3),
+        **{f"p{q}_ms": round(float(np.percentile(spans_ms, q)), 3) for q in (50, 95, 99)},
+        **{f"lag_p{q}_ms": round(float(np.percentile(lags_ms, q)), 3) for q in (50, 95)},
+        "server_cpu": round((_cpu_seconds(server) - servers) / taken, 2),
+        "clients_cpu": round((time.process_time() - own) / taken, 2),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def _cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--output", type=Path, help="keep the report in this file, too")
+    parser.add_argument("--serve", type=int, metavar="FD", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(socket.socket(fileno=arguments.serve)))
+        return
+    with socket.create_server((HOST, 0), backlog=2048) as listener:
+        port = listener.getsockname()[1]
+        command = [sys.executable, __file__, "--serve", str(listener.fileno())]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(one_client(port, 1.0))  # warms both up; the first request waits until the server has started
+            results = [runner.run(measure(port, server.pid, n, arguments.seconds)) for n in (1, arguments.streams)]
+    finally:
+        server.kill()
+        server.wait()
+    report = {
+        "benchmark": "server_overhead",
+        "command": f"python benchmarks/server_overhead.py {' '.join(sys.argv[1:])}".strip(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "results": results,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("uvicorn", "uvloop", "fastapi", "starlette", "numpy")},
+        "processor": platform.processor() or platform.machine(),
+    }
+    line = json.dumps(report)
+    print(line)
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
