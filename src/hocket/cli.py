@@ -76,7 +76,7 @@ def say(
     join: Annotated[str | None, typer.Option(help="Put between reference text and text; default: by script.")] = None,
     seed: Annotated[int | None, typer.Option(help="0 to 2^63 - 1; the same seed gives the same speech.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus mass; 1 disables.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus mass; 0 and 1 disable.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 disables.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="1 disables.")] = None,
     max_frames: Annotated[int | None, typer.Option(help="Hard cap on new frames.")] = None,
@@ -306,7 +306,9 @@ def _request(**fields: Any) -> SpeechRequest:
         if problem["type"] == "value_error":
             message = f"{option} {problem['msg'].removeprefix('Value error, ')}"
         else:
-            message = f"{option} is {problem['input']}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
+            given = str(problem["input"])
+            shown = given if len(given) <= 60 else f"{given[:60]}…"
+            message = f"{option} is {shown}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
         raise InvalidRequestError(message, param=field or None) from None
 
 
