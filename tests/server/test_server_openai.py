@@ -299,3 +299,21 @@ def test_sigterm_lets_open_requests_finish(tmp_path: Path) -> None:
     assert "event=drain" in log
     assert "Traceback" not in log
     assert TEXT not in log
+
+
+def test_sigterm_lets_a_long_text_finish_all_its_pieces(tmp_path: Path) -> None:
+    with hocket_serve(tmp_path, "--set=server.segment_characters=40") as (address, process):
+        fields = {"input": "A sentence of some length goes here. " * 6, "response_format": "pcm", "seed": SEED}
+        headers = {"authorization": f"Bearer {KEY}"}
+        url = f"{address}/v1/audio/speech"
+        whole = httpx.post(url, json=fields, headers=headers, timeout=60).content
+        with httpx.stream("POST", url, json=fields, headers=headers, timeout=60) as answer:
+            parts = answer.iter_bytes()
+            length = len(next(parts))
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: httpx.get(f"{address}/health").json()["draining"])
+            refused = httpx.post(url, json=fields, headers=headers, timeout=60)
+            length += sum(map(len, parts))
+        assert refused.status_code == 503
+        assert length == len(whole) > 0
+        assert process.wait(30) == 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hocket.server.errors import ApiError
 from hocket.server.settings import ServerSettings
@@ -25,6 +26,9 @@ class Admission:
         self._mean_seconds = 1.0
         self.open = 0
         self.refused = 0
+        #: Takes no new requests; set by `drain`.
+        self.draining = False
+        self._quiet = asyncio.Event()
 
     @contextmanager
     def slot(self, caller: str, rows: int) -> Iterator[None]:
@@ -32,6 +36,14 @@ class Admission:
 
         Raises ApiError at once: 503 when the queue is full, 429 when `caller` has too many open requests.
         """
+        if self.draining:
+            self.refused += 1
+            raise ApiError(
+                503,
+                "the server is about to stop; try again later",
+                code="engine_unavailable",
+                retry_after_seconds=1,
+            )
         most = self._settings.max_open_per_key
         if most is not None and self._callers[caller] >= most:
             self.refused += 1
@@ -56,10 +68,22 @@ class Admission:
             yield
         finally:
             self.open -= 1
+            if self.draining and not self.open:
+                self._quiet.set()
             self._callers[caller] -= 1
             if not self._callers[caller]:
                 del self._callers[caller]
             self._mean_seconds += _NEWEST * (self._clock() - started - self._mean_seconds)
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no new requests and wait for the open ones, long texts with all their pieces; False after `seconds`."""
+        self.draining = True
+        if not self.open:
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        return self.open == 0
 
     def _retry_after(self, places: int) -> int:
         """Whole seconds until one of `places` is likely to be free, those who wait served first."""

@@ -96,7 +96,7 @@ async def models(request: Request) -> JSONResponse:
 async def health(request: Request) -> JSONResponse:
     """200 while speech is served; otherwise 503, and `status` says why."""
     services = services_of(request)
-    state = services.client.state
+    state = services.state
     rows = services.client.facts.rows if state in ("ready", "draining") else 0
     document = {
         "status": state,
@@ -125,7 +125,7 @@ async def metrics_page(request: Request) -> Response:
     except EngineStoppedError:
         stats = None
     page = services.metrics.page(
-        ready=services.client.state == "ready",
+        ready=services.state == "ready",
         open_requests=services.admission.open,
         refused=services.admission.refused,
         stats=stats,

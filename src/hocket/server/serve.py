@@ -23,6 +23,7 @@ from hocket.errors import ConfigError
 from hocket.info import engine_memory
 from hocket.server.app import create_app
 from hocket.server.references import DEFAULT_VOICE
+from hocket.server.services import Services
 from hocket.server.settings import Profile, ServerSettings
 from hocket.server.voices import BuiltinVoice, VoiceStore
 
@@ -70,10 +71,11 @@ async def _serve(profile: Profile, listener: socket.socket, voices: VoiceStore) 
     settings, started = profile.server, time.monotonic()
     client = await EngineClient.start(profile.engine_spec, buffer_bytes=settings.buffer_bytes)
     async with client:
-        server = uvicorn_server(create_app(client, settings, voices, profile.served_name), settings)
+        app = create_app(client, settings, voices, profile.served_name)
+        server = uvicorn_server(app, settings)
         print(f"address  {_address(listener)}", flush=True)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        ending = asyncio.create_task(_end_on_signal(client, server, settings.drain_seconds))
+        ending = asyncio.create_task(_end_on_signal(app.state.services, client, server))
         try:
             ready = asyncio.create_task(client.wait_ready())
             await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -88,16 +90,23 @@ async def _serve(profile: Profile, listener: socket.socket, voices: VoiceStore) 
             await asyncio.gather(serving, ending, return_exceptions=True)
 
 
-async def _end_on_signal(client: EngineClient, server: uvicorn.Server, drain_seconds: float) -> None:
+async def _drain(services: Services, client: EngineClient) -> None:
+    """Requests first: one of several pieces asks the engine for the next when the last is done."""
+    seconds = services.settings.drain_seconds
+    in_time = await services.admission.drain(seconds)
+    await client.drain(seconds if in_time else 0.0)
+
+
+async def _end_on_signal(services: Services, client: EngineClient, server: uvicorn.Server) -> None:
     """At the first signal, let open requests finish; at the second, leave at once."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     await signals.get()
-    _LOG.info("event=drain seconds=%g", drain_seconds)
+    _LOG.info("event=drain seconds=%g", services.settings.drain_seconds)
     again = asyncio.create_task(signals.get())
-    draining = asyncio.create_task(client.drain(drain_seconds))
+    draining = asyncio.create_task(_drain(services, client))
     await asyncio.wait((again, draining), return_when=asyncio.FIRST_COMPLETED)
     server.force_exit = again.done()
     server.should_exit = True

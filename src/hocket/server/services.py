@@ -46,6 +46,12 @@ class Services:
     #: What the model is called in /v1/models.
     model_name: str
 
+    @property
+    def state(self) -> State:
+        """Of the whole: the engine's, or `draining` while this front end takes no new requests."""
+        state = self.client.state
+        return "draining" if self.admission.draining and state == "ready" else state
+
 
 def services_of(connection: HTTPConnection) -> Services:
     """The services of the app that `connection` came to."""
