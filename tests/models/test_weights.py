@@ -396,7 +396,7 @@ _MEASURE = """
     ("stored", "held"), [(torch.bfloat16, "bfloat16"), (torch.float32, "bfloat16"), (torch.bfloat16, "float32")]
 )
 def test_peak_memory_is_the_weights_and_a_buffer(tmp_path: Path, stored: torch.dtype, held: str) -> None:
-    # About 300 MB of file: 16 MiB of buffer are 5 % of it, 11 % of its half.
+    # About 300 MB of file: 8 MiB of buffer are 3 % of it, 6 % of its half.
     width = 3_500
     layers = 300_000_000 // (width * width * stored.itemsize)
     block = torch.randn(width, width).to(stored)

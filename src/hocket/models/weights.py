@@ -24,7 +24,7 @@ from hocket.errors import CheckpointError
 #: What may be read, by its name in a safetensors header. Everything else is quantised or not a weight.
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 #: Size of the reading buffer: the memory needed beside the weights themselves.
-_SLICE_BYTES = 16 * 2**20
+_SLICE_BYTES = 8 * 2**20
 #: Longest header that the format allows; a random file fails here instead of asking for exabytes.
 _MAX_HEADER_BYTES = 100_000_000
 _DOWNLOAD_AGAIN = "download the checkpoint again"
@@ -73,7 +73,7 @@ def load_weights(
     """Fill `module`, built on the meta device, with the checkpoint in `folder`; its parameters come out frozen.
 
     Parameters and persistent buffers are created one at a time on `device` in the table's dtype, so the peak is the
-    weights plus 16 MiB. `tied` names stored copies of other tensors (exact names, present or not): they are not read.
+    weights plus 8 MiB. `tied` names stored copies of other tensors (exact names, present or not): they are not read.
 
     Everything but the data itself is checked before memory is allocated. Raises CheckpointError for a file that is
     missing, truncated or corrupt and for a tensor that is unknown, missing, doubly present, misshaped or not a float;
