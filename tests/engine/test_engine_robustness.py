@@ -73,6 +73,8 @@ def test_a_mistake_of_ours_ends_only_the_request_that_met_it(
     assert end.finish_reason == "error"
     assert "ZeroDivisionError" in str(end.error)
     assert "secret" not in str(end.error)
+    assert "ZeroDivisionError" in caplog.text
+    assert "secret" not in caplog.text
     codes = [chunk.codes for chunk in chunks if chunk.request_id == victim]
     assert np.array_equal(np.concatenate(codes), alone(golden))
 

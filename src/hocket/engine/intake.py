@@ -81,7 +81,9 @@ class Intake:
                     over.append(job)
                 except Exception as error:
                     # A mistake of ours that one request brought to light is no reason to end the others.
-                    _LOG.exception("event=request_failed id=%s", job.id)
+                    _LOG.error(
+                        "event=request_failed id=%s error=%s", job.id, type(error).__name__
+                    )  # not its text: a user's
                     job.error = HocketError(f"internal error ({type(error).__name__}); please report it")
                     over.append(job)
         self._preparing = waiting
