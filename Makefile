@@ -10,7 +10,13 @@ TEXT   ?= Hocket turns many texts into many voices at once.
 # Through the environment, so that quotes and dollars in it mean themselves.
 export SAY_TEXT := $(value TEXT)
 
-.PHONY: say test test-all test-browser lint format types clean
+# The judges of `make voice-check` need an environment of their own; CHECK is what its arguments are, such as "--sentences 10".
+VOICE_VENV  ?= .venv-voice
+VOICE_BIN   := $(VOICE_VENV)/bin
+VOICE_STAMP := $(VOICE_VENV)/.installed
+CHECK       ?= --targets
+
+.PHONY: say test test-all test-browser voice-check lint format types clean
 
 say: $(STAMP)
 	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
@@ -25,6 +31,11 @@ test-all: lint types
 test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --group browser
 	$(BIN)/pytest -m browser
+
+# How well the voice speaks: WER, likeness, naturalness, stops and speed, against the goals. Half an hour on two cores; network
+# only for installing.
+voice-check: $(VOICE_STAMP)
+	$(VOICE_BIN)/python -m training.voice_check $(CHECK)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -45,5 +56,14 @@ $(STAMP): pyproject.toml Makefile
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $(STAMP)
 
+# An editable installation is repeated when the package's dependencies change.
+$(VOICE_STAMP): pyproject.toml training/requirements-judges.txt training/requirements-judges-bare.txt
+	$(PYTHON) -m venv $(VOICE_VENV)
+	$(VOICE_BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VOICE_BIN)/python -m pip install --quiet "$(TORCH)"
+	$(VOICE_BIN)/python -m pip install --quiet --editable . --requirement training/requirements-judges.txt
+	$(VOICE_BIN)/python -m pip install --quiet --no-deps --requirement training/requirements-judges-bare.txt
+	@touch $(VOICE_STAMP)
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache out.wav
+	rm -rf $(VENV) $(VOICE_VENV) dist build .pytest_cache .mypy_cache .ruff_cache out.wav

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.config import ChunkPolicy, EngineConfig
-from hocket.core import PromptRows, ResolvedSampling, SpeechRequest
+from hocket.core import PromptRows, ReferenceNeeds, ResolvedSampling, SpeechRequest
 from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
 from hocket.engine.engine import Engine
 from hocket.engine.loading import AudioFormat, EngineParts
@@ -50,7 +50,7 @@ class InstantTalker:
         self._stops = [[False] * count for count in range(rows + 1)]
         self._calls = 0
 
-    def start(self, row: int, sampling: ResolvedSampling, seed: int) -> None: ...
+    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None: ...
 
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None: ...
 
@@ -94,7 +94,15 @@ class RandomPrompt:
         self._voices = self._random.integers(0, 1024, (8, SHARED_ROWS, 1 + N_VQ))
         self._built = 0
 
-    def build(self, request: SpeechRequest, references: Sequence[NDArray[np.int64]]) -> PromptRows:
+    def needs(self, request: SpeechRequest) -> ReferenceNeeds:
+        return ReferenceNeeds(codes=True, voice=False)
+
+    def build(
+        self,
+        request: SpeechRequest,
+        references: Sequence[NDArray[np.int64]],
+        voices: Sequence[NDArray[np.float32]] = (),
+    ) -> PromptRows:
         self._built += 1
         text = self._random.integers(0, 1024, (PROMPT_ROWS - SHARED_ROWS, 1 + N_VQ))
         rows = np.concatenate([self._voices[self._built % len(self._voices)], text])

@@ -8,10 +8,12 @@ stereo). The clients share another process. A span runs from before a client con
 PCM, so everything counts: the connection, the request, its checks, the answer, and the client. First one client asks
 again and again, then `streams` listen at any time, each to 8 seconds of speech and then to the next.
 
-How busy the machine was is told by `lag`: how late a task wakes up that sleeps for 10 ms, in the same process at the
-same time. What other processes take of the cores shows there, as does the benchmark's own load. The processor time of
-the server for each request is free of such noise; with many streams it includes sending all of their audio, and the
-requests before those that are counted.
+What the machine and the client themselves take is the `floor`: the same request to a process that sends the same bytes
+as soon as it has read it, and does nothing else. With one client every other request goes there, so both see the same
+machine, and the server's own part is what it takes longer (`over_floor`, the difference of the two percentiles). `lag`
+tells how late a task wakes up that sleeps for 10 ms, in the same process at the same time. The server's processor time
+for each request is free of such noise; with many streams it includes sending all of their audio, and the requests
+before those that are counted.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -41,10 +45,12 @@ from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
 from hocket.engine.messages import Ready, Stats
 from hocket.engine.speech_stream import SpeechStream
 from hocket.errors import EngineStoppedError
+from hocket.pool import WorkerStatus
 from hocket.server.app import create_app
-from hocket.server.serve import BUILTIN_VOICES, uvicorn_server
+from hocket.server.serve import uvicorn_server
 from hocket.server.settings import ServerSettings
 from hocket.server.voices import VoiceStore
+from hocket.voices import ONLY_DEFAULT
 
 RATE = 48_000
 FRAME_SAMPLES = 3840
@@ -76,6 +82,10 @@ class PromptEngine:
         reference_max_file_bytes=2**20,
     )
 
+    @property
+    def workers(self) -> list[WorkerStatus]:
+        return [WorkerStatus(self.state, self.facts.rows, len(self._open))]
+
     def __init__(self) -> None:
         self._open: dict[SpeechStream, asyncio.Task[None]] = {}
 
@@ -96,8 +106,8 @@ class PromptEngine:
     async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
         raise EngineStoppedError("this engine has no codec")
 
-    async def stats(self) -> Stats:
-        raise EngineStoppedError("this engine counts nothing")
+    async def stats(self) -> list[Stats | None]:
+        return [None]
 
 
 async def _speak(stream: SpeechStream, frames: int) -> None:
@@ -117,12 +127,36 @@ async def serve(listener: socket.socket) -> None:
     """Until the parent closes standard input."""
     with tempfile.TemporaryDirectory(prefix="hocket-") as folder:
         settings = ServerSettings()
-        app = create_app(PromptEngine(), settings, VoiceStore(Path(folder), BUILTIN_VOICES))
+        app = create_app(PromptEngine(), settings, VoiceStore(Path(folder), ONLY_DEFAULT))
         server = uvicorn_server(app, settings)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await asyncio.to_thread(sys.stdin.read)
         server.should_exit = server.force_exit = True
         await serving
+
+
+class Floor(asyncio.Protocol):
+    """Answers whatever comes with the first frame of speech, as the server does."""
+
+    HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    ANSWER = HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (4 * FRAME_SAMPLES, bytes(4 * FRAME_SAMPLES))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._request = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._request += data
+        if self._request.endswith(b"}"):
+            self._transport.write(self.ANSWER)
+            self._transport.close()
+
+
+async def serve_floor(listener: socket.socket) -> None:
+    """Until the parent closes standard input."""
+    server = await asyncio.get_running_loop().create_server(Floor, sock=listener)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
 
 
 class Listener(asyncio.Protocol):
@@ -165,9 +199,15 @@ async def listen(port: int, frames: int) -> float:
     return listener.first_ms
 
 
-async def one_client(port: int, seconds: float) -> list[float]:
+async def one_client(port: int, floor: int, seconds: float) -> tuple[list[float], list[float]]:
+    """What it waits for the server, and in turns with that for the floor."""
     end = time.perf_counter() + seconds
-    return [await listen(port, 1) for _ in iter(lambda: time.perf_counter() < end, False)]
+    spans_ms: list[float] = []
+    floors_ms: list[float] = []
+    while time.perf_counter() < end:
+        spans_ms.append(await listen(port, 1))
+        floors_ms.append(await listen(floor, 1))
+    return spans_ms, floors_ms
 
 
 async def many_clients(port: int, streams: int, seconds: float) -> list[float]:
@@ -194,19 +234,29 @@ async def lags(into: list[float]) -> None:
         into.append(1e3 * (time.perf_counter() - started - NAP_SECONDS))
 
 
-async def measure(port: int, server: int, streams: int, seconds: float) -> dict[str, float]:
+async def measure(port: int, floor: int, server: int, streams: int, seconds: float) -> dict[str, float]:
     lags_ms: list[float] = []
+    floors_ms: list[float] = []
     lagging = asyncio.create_task(lags(lags_ms))
     started, own, servers = time.perf_counter(), time.process_time(), _cpu_seconds(server)
-    spans_ms = await (one_client(port, seconds) if streams == 1 else many_clients(port, streams, seconds))
+    if streams == 1:
+        spans_ms, floors_ms = await one_client(port, floor, seconds)
+    else:
+        spans_ms = await many_clients(port, streams, seconds)
     taken, server_seconds = time.perf_counter() - started, _cpu_seconds(server) - servers
     lagging.cancel()
     return {
         "streams": streams,
         "requests": len(spans_ms),
         "mean_ms": round(float(np.mean(spans_ms)), 3),
-        **{f"p{q}_ms": round(float(np.percentile(spans_ms, q)), 3) for q in (50, 95, 99)},
-        **{f"lag_p{q}_ms": round(float(np.percentile(lags_ms, q)), 3) for q in (50, 95)},
+        **{f"p{q}_ms": _percentile(spans_ms, q) for q in (50, 95, 99)},
+        **{f"floor_p{q}_ms": _percentile(floors_ms, q) for q in (50, 95, 99) if floors_ms},
+        **{
+            f"over_floor_p{q}_ms": round(_percentile(spans_ms, q) - _percentile(floors_ms, q), 3)
+            for q in (50, 95, 99)
+            if floors_ms
+        },
+        **{f"lag_p{q}_ms": _percentile(lags_ms, q) for q in (50, 95)},
         "server_cpu": round(server_seconds / taken, 2),
         "server_cpu_ms_per_request": round(1e3 * server_seconds / len(spans_ms), 3),
         "clients_cpu": round((time.process_time() - own) / taken, 2),
@@ -214,9 +264,27 @@ async def measure(port: int, server: int, streams: int, seconds: float) -> dict[
     }
 
 
+def _percentile(values: list[float], q: int) -> float:
+    return round(float(np.percentile(values, q)), 3)
+
+
 def _cpu_seconds(process: int) -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def process(role: str) -> Iterator[tuple[int, int]]:
+    """This file once more, in that role: its port and process id."""
+    with socket.create_server((HOST, 0), backlog=2048) as listener:
+        port = listener.getsockname()[1]
+        command = [sys.executable, __file__, role, str(listener.fileno())]
+        started = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+    try:
+        yield port, started.pid
+    finally:
+        started.kill()
+        started.wait()
 
 
 def main() -> None:
@@ -225,22 +293,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--output", type=Path, help="keep the report in this file, too")
     parser.add_argument("--serve", type=int, metavar="FD", help=argparse.SUPPRESS)
+    parser.add_argument("--floor", type=int, metavar="FD", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve is not None:
+    if arguments.serve is not None or arguments.floor is not None:
+        listener = socket.socket(fileno=arguments.floor if arguments.serve is None else arguments.serve)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(socket.socket(fileno=arguments.serve)))
+            runner.run(serve_floor(listener) if arguments.serve is None else serve(listener))
         return
-    with socket.create_server((HOST, 0), backlog=2048) as listener:
-        port = listener.getsockname()[1]
-        command = [sys.executable, __file__, "--serve", str(listener.fileno())]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(one_client(port, 1.0))  # warms both up; the first request waits until the server has started
-            results = [runner.run(measure(port, server.pid, n, arguments.seconds)) for n in (1, arguments.streams)]
-    finally:
-        server.kill()
-        server.wait()
+    with (
+        process("--serve") as (port, server),
+        process("--floor") as (floor, _),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(one_client(port, floor, 1.0))  # warms all up; the first request waits until the server is there
+        results = [runner.run(measure(port, floor, server, n, arguments.seconds)) for n in (1, arguments.streams)]
     report = {
         "benchmark": "server_overhead",
         "command": f"python benchmarks/server_overhead.py {' '.join(sys.argv[1:])}".strip(),
@@ -248,7 +314,7 @@ def main() -> None:
         "results": results,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("uvicorn", "uvloop", "fastapi", "starlette", "numpy")},
+        **{name: version(name) for name in ("uvicorn", "h11", "uvloop", "fastapi", "starlette", "numpy")},
         "processor": platform.processor() or platform.machine(),
     }
     line = json.dumps(report)

@@ -21,7 +21,8 @@ import numpy as np
 
 from hocket.config import ChunkPolicy
 from hocket.engine.request import DecodeBatch, FrameBatch
-from hocket.engine.scheduler import Scheduler, SchedulerConfig
+from hocket.engine.scheduler import Scheduler
+from hocket.engine.scheduler_config import SchedulerConfig
 
 T = TypeVar("T")
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from babble import make_babble
+from hocket.models.registry import builtin_model
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -19,3 +22,12 @@ def _one_thread() -> None:
 def golden() -> Path:
     """Folder of the golden checkpoints and tensors."""
     return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a checkpoint that is complete, tiny and makes no sense, with the codec of the package."""
+    folder = tmp_path_factory.mktemp("babble")
+    make_babble(folder)
+    (folder / "codec").symlink_to(builtin_model() / "codec")
+    return folder

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,8 +300,8 @@ def test_text_is_never_control(monkeypatch: pytest.MonkeyPatch) -> None:
     control_ids: list[list[int]] = []
     build = MossLocalPrompt.build
 
-    def spy(self: MossLocalPrompt, request: SpeechRequest, references: list[NDArray[np.int64]]) -> object:
-        prompt = build(self, request, references)
+    def spy(self: MossLocalPrompt, request: SpeechRequest, references: list[NDArray[np.int64]], *voices: Any) -> object:
+        prompt = build(self, request, references, *voices)
         control_ids.append([int(token) for token in prompt.rows[:, 0] if token >= 276])
         return prompt
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from training.train_codec import CodecTrainer
+    from training.codec_trainer import CodecTrainer
 
 #: Largest file, so that each can be fetched through narrow channels.
 PART_BYTES = 15 * 2**20
@@ -77,3 +77,4 @@ def read_parts(folder: Path, trainer: CodecTrainer) -> None:
         numbers = file.metadata()
     trainer.steps, trainer.adversarial_steps = int(numbers["steps"]), int(numbers["adversarial_steps"])
     trainer.seconds = float(numbers["seconds"])
+    trainer.fresh = False

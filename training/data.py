@@ -1,20 +1,26 @@
-"""Speech as written by `make_data speech`, held on the training device whole: 30 hours are 5 GB of 16-bit samples."""
+"""Speech as written by `make_data speech`, held on the training device whole: 80 hours are 14 GB of 16-bit samples."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from training.make_data import AUDIO, LINES, PHONEMES
 from training.teacher import FRAME_SAMPLES, SAMPLE_RATE
 
 #: Phoneme labels per codec frame, at equal distances.
 LABELS_PER_FRAME = 3
 #: The alphabet of the teacher, its end mark 0 included.
 PHONEME_CLASSES = 178
+#: Samples copied to the device at a time.
+_PIECE_SAMPLES = 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +31,60 @@ class Segments:
     labels: Tensor
 
 
+def complete_lines(folder: Path) -> list[dict[str, Any]]:
+    """The utterances of a DATA folder whose samples and phonemes are there; another process may be appending.
+
+    Raises ValueError when there is none.
+    """
+    # Read first, so that what it names had its turn to be written. Text may hold any line break but \n.
+    rows = (folder / LINES).read_bytes().split(b"\n")[:-1]
+    samples = (folder / AUDIO).stat().st_size // 2
+    samples = min(samples, (folder / PHONEMES).stat().st_size * FRAME_SAMPLES)
+    lines = [json.loads(row) for row in rows]
+    whole = [line for line in lines if line["start"] + line["samples"] <= samples]
+    if not whole:
+        raise ValueError(f"{folder} holds no complete utterance yet; run make_data speech")
+    return whole
+
+
 class SpeechBank:
     """Random and fixed segments of one long recording."""
 
-    def __init__(self, folder: Path, device: torch.device, *, validation_seconds: float) -> None:
-        labels = np.fromfile(folder / "phonemes.u8", np.uint8)
-        audio = np.memmap(folder / "audio.i16", np.int16, mode="r")
-        # Another process may be appending: only what both files hold is there.
-        self.frames = min(len(labels), len(audio) // FRAME_SAMPLES)
-        pcm = torch.empty(self.frames * FRAME_SAMPLES, dtype=torch.int16, device=device)
-        for part in range(0, len(pcm), 2**27):
-            piece = audio[part : min(part + 2**27, len(pcm))]
-            pcm[part : part + len(piece)] = torch.from_numpy(np.array(piece)).to(device)
-        self.pcm_S = pcm
-        self.labels_F = torch.from_numpy(labels[: self.frames]).to(device)
+    def __init__(self, pcm_S: Tensor, labels_F: Tensor, *, validation_seconds: float) -> None:
+        """int16 samples and uint8 phonemes, one per 25 ms. Their first `validation_seconds` are never trained on."""
+        self.pcm_S, self.labels_F = pcm_S, labels_F
+        self.frames = len(labels_F)
         self.validation_frames = int(validation_seconds * SAMPLE_RATE / FRAME_SAMPLES)
         if self.frames < 2 * self.validation_frames:
             raise ValueError(
-                f"{folder} holds {60 * self.hours:.1f} minutes; make at least {validation_seconds / 30:.0f}"
+                f"the data holds {60 * self.hours:.1f} minutes; make at least {validation_seconds / 30:.0f}"
             )
+
+    @classmethod
+    def read(cls, folders: Sequence[Path], device: torch.device, *, validation_seconds: float) -> SpeechBank:
+        """DATA folders one after the other, as far as their lines are complete; validation is from the first."""
+        ends = [max(line["start"] + line["samples"] for line in complete_lines(folder)) for folder in folders]
+        frames = [end // FRAME_SAMPLES for end in ends]
+        pcm_S = torch.empty(sum(frames) * FRAME_SAMPLES, dtype=torch.int16, device=device)
+        labels_F = torch.empty(sum(frames), dtype=torch.uint8, device=device)
+        first = 0
+        for folder, count in zip(folders, frames, strict=True):
+            labels = np.fromfile(folder / PHONEMES, np.uint8, count=count)
+            labels_F[first : first + count] = torch.from_numpy(labels).to(device)
+            audio = np.memmap(folder / AUDIO, np.int16, mode="r")
+            for start in range(0, count * FRAME_SAMPLES, _PIECE_SAMPLES):
+                piece = np.array(audio[start : min(start + _PIECE_SAMPLES, count * FRAME_SAMPLES)])
+                place = first * FRAME_SAMPLES + start
+                pcm_S[place : place + len(piece)] = torch.from_numpy(piece).to(device)
+            first += count
+        return cls(pcm_S, labels_F, validation_seconds=validation_seconds)
 
     @property
     def hours(self) -> float:
         return len(self.pcm_S) / SAMPLE_RATE / 3600
 
     def sample(self, batch: int, frames: int, frame_samples: int, gain_db: tuple[float, float]) -> Segments:
-        """Random training segments of `frames` codec frames, each at a random gain."""
+        """Random training segments of `frames` codec frames, each at a random gain. The device alone is asked."""
         last = self.frames - -(-frames * frame_samples // FRAME_SAMPLES)
         starts_B = torch.randint(self.validation_frames, last, (batch,), device=self.pcm_S.device)
         gain_B1 = torch.empty(batch, 1, device=self.pcm_S.device).uniform_(*gain_db)

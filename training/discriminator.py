@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hocket.core import StrictModel
+from training.losses import short_time_spectrum
 
 _SLOPE = 0.1
 
@@ -66,7 +67,6 @@ class SpectralDiscriminator(nn.Module):
 
     def __init__(self, n_fft: int, channels: tuple[int, ...]) -> None:
         super().__init__()
-        self.n_fft = n_fft
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
         widths = (2, *channels)
         layers = [_conv(widths[i], widths[i + 1], (3, 7) if i == 0 else (3, 5), (1, 2)) for i in range(len(channels))]
@@ -74,11 +74,11 @@ class SpectralDiscriminator(nn.Module):
 
     def forward(self, wave_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
         with torch.autocast(wave_BS.device.type, enabled=False):
-            spectrum = torch.stft(wave_BS, self.n_fft, self.n_fft // 4, window=self.window, return_complex=True)
+            spectrum = short_time_spectrum(wave_BS, self.window)
             # A cube-root-like compression of the magnitude, so that quiet detail counts; phase is kept.
             parts = torch.view_as_real(spectrum)
             size = parts.square().sum(-1, keepdim=True).add(1e-6)
-            x_BCTF = (parts * size.pow(-0.33)).permute(0, 3, 2, 1)
+            x_BCTF = (parts * size.pow(-0.33)).permute(0, 3, 1, 2)
         return self.stack(x_BCTF)
 
 

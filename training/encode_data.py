@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from hocket.models.moss_codec.codec import MossCodec
+from hocket.models.moss_codec.codec import WHOLE_CHUNK_FRAMES, MossCodec
+from training.data import complete_lines
 from training.export import load_codec
 from training.make_data import AUDIO, LINES
 
@@ -40,19 +42,44 @@ def unpack_codes(packed: NDArray[np.uint8], frames: int, codebooks: int) -> NDAr
     return (bits << np.arange(9, -1, -1, dtype=np.uint16)).sum(1, dtype=np.uint16).reshape(frames, codebooks)
 
 
+@torch.inference_mode()
 def encode(
     codec: MossCodec, audio: NDArray[np.int16], places: list[tuple[int, int]], device: torch.device
 ) -> list[NDArray[np.uint16]]:
-    """Codes uint16 [T, N] of each (first sample, samples) of `audio`, in the given order."""
+    """Codes uint16 [T, N] of each (first sample, samples) of `audio`, in the given order, as `encode_whole` makes them.
+
+    Utterances alike in length go together: one upload and one download per batch, nothing per utterance on the device.
+    """
     codes: list[NDArray[np.uint16]] = [np.empty((0, codec.config.n_codebooks), np.uint16)] * len(places)
-    order = sorted(range(len(places)), key=lambda i: places[i][1])
+    frame_samples = codec.config.frame_samples
+    frames = [samples // frame_samples for _, samples in places]
+    order = sorted((i for i in range(len(places)) if frames[i] > 0), key=frames.__getitem__)
     for start in range(0, len(order), _BATCH):
         group = order[start : start + _BATCH]
-        waves = [np.array(audio[places[i][0] : sum(places[i])], np.float32) / 32768 for i in group]
-        found = codec.encode_batch([torch.from_numpy(wave_S)[None].to(device) for wave_S in waves])
-        for i, codes_TN in zip(group, found, strict=True):
-            codes[i] = codes_TN.cpu().numpy().astype(np.uint16)
+        # Sorted: the last is the longest.
+        pcm_BS = np.zeros((len(group), frames[group[-1]] * frame_samples), np.int16)
+        for b, i in enumerate(group):
+            length = frames[i] * frame_samples
+            pcm_BS[b, :length] = audio[places[i][0] : places[i][0] + length]
+        counts_B = torch.tensor([frames[i] for i in group], device=device)
+        codes_BTN = _encode_padded(codec, torch.from_numpy(pcm_BS).to(device), counts_B)
+        found = codes_BTN.to(torch.int16).cpu().numpy().astype(np.uint16)
+        for b, i in enumerate(group):
+            codes[i] = found[b, : frames[i]].copy()
     return codes
+
+
+def _encode_padded(codec: MossCodec, pcm_BS: Tensor, counts_B: Tensor) -> Tensor:
+    """int16 samples, `counts_B` frames of them real -> codes [B, T, N], as many of them real."""
+    batch, frame_samples = len(pcm_BS), codec.config.frame_samples
+    state = codec.new_encoder_state(batch, WHOLE_CHUNK_FRAMES)
+    rows_B = torch.arange(batch, device=pcm_BS.device)
+    codes = []
+    for i, chunk_BS in enumerate(torch.split(pcm_BS, WHOLE_CHUNK_FRAMES * frame_samples, dim=1)):
+        frames = chunk_BS.shape[1] // frame_samples
+        left_B = (counts_B - i * WHOLE_CHUNK_FRAMES).clamp(0, frames)
+        codes.append(codec.encode(chunk_BS[:, None].float() / 32768, state, rows_B, left_B * frame_samples))
+    return torch.cat(codes, dim=1)
 
 
 def main() -> None:
@@ -64,7 +91,7 @@ def main() -> None:
     start = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     codec = load_codec(args.codec, device)
-    lines = [json.loads(row) for row in (args.data / LINES).read_text(encoding="utf-8").splitlines()]
+    lines = complete_lines(args.data)
     audio = np.memmap(args.data / AUDIO, np.int16, mode="r")
     codes = encode(codec, audio, [(line["start"], line["samples"]) for line in lines], device)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -77,7 +104,7 @@ def main() -> None:
     joined = np.concatenate(codes)
     for i, first in enumerate(range(0, len(joined), _FILE_FRAMES)):
         np.save(args.out / f"codes-{i}.npy", pack_codes(joined[first : first + _FILE_FRAMES]))
-    print(f"{len(lines)} utterances, {frame} frames, {time.monotonic() - start:.0f} s")
+    print(f"{len(lines)} utterances, {frame} frames, {time.monotonic() - start:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""How good the codec is: held-out sentences spoken by the teacher, coded and judged.
+"""How good the codec is, and what the teacher says in the tests.
 
-    python -m training.evaluate speak --teacher TEACHER --sentences 50 --out REFERENCES
-    python -m training.evaluate codec --references REFERENCES --codec CHECKPOINT --out REPORT.json [--wavs DIR]
+    python -m training.evaluate lengths --teacher TEACHER
+    python -m training.evaluate speak --teacher TEACHER --voice af_heart --sentences 100 --out RECORDINGS
+    python -m training.evaluate judge --voice af_heart --sentences 100 --recordings RECORDINGS
+    python -m training.evaluate codec --recordings RECORDINGS --codec CHECKPOINT --out REPORT.json [--wavs DIR]
 
-The sentences are Harvard sentences, which no training text contains; half of them are spoken by the default voice, half
-by the voices that training never heard. The report has one row for the teacher's own audio and one per number of
+`lengths` writes the texts of the tests with the teacher's seconds. `speak` records sentences, and a reference to clone
+the voice from; `judge` hears them and writes what it hears to `training/recordings`. `codec` judges recordings by the
+default voice and by voices that training never heard: the teacher's own, and what is left of them with each number of
 codebooks.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,71 +25,81 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.models.moss_codec.codec import MossCodec
+from training.checks import Check, choose_texts, read_checks, write_checks
 from training.export import load_codec
-from training.judges import Likeness, Listener, Recogniser, Wave, error_rates, to_judge_rate
+from training.judges import RECOGNISERS, Recogniser, Wave
 from training.losses import SpectralLoss
-from training.make_data import CONFIG_FILE, PACK, VOICES, DataConfig, espeak, write_wav
-from training.teacher import SAMPLE_RATE, Line, Teacher, read_voices, style_row
-from training.text import HARVARD
-
-DEFAULT_VOICE = "af_heart"
-
-
-def speak(teacher_dir: Path, sentences: int, out: Path) -> None:
-    """REFERENCES: `N.wav`-like int16 arrays in one file, and who said what."""
-    texts = HARVARD.read_text(encoding="utf-8").splitlines()
-    texts = texts[:: len(texts) // sentences][:sentences]
-    voices = read_voices(teacher_dir / VOICES)
-    names = [DEFAULT_VOICE, *DataConfig.load().held_out_voices]
-    # The default voice every other time, the held-out ones in turn in between.
-    cast = [names[0] if i % 2 == 0 else names[1 + i // 2 % (len(names) - 1)] for i in range(len(texts))]
-    phonemes = {accent: espeak(texts, accent) for accent in ("en-us", "en-gb")}
-    lines = []
-    for i, name in enumerate(cast):
-        spoken = phonemes["en-gb" if name.startswith("b") else "en-us"][i]
-        lines.append(Line(spoken, style_row(voices[name], len(spoken)), 1.0))
-    teacher = Teacher(teacher_dir / PACK, teacher_dir / CONFIG_FILE, torch.device("cpu"))
-    waves = {str(s.index): s.samples for s in teacher.speak(lines, batch_frames=1000)}
-    out.mkdir(parents=True, exist_ok=True)
-    np.savez(out / "waves.npz", allow_pickle=False, **waves)
-    (out / "lines.json").write_text(json.dumps([{"text": t, "voice": v} for t, v in zip(texts, cast, strict=True)]))
+from training.make_data import CONFIG_FILE, PACK, VOICES, DataConfig, write_wav
+from training.panel import Figures, Judgement, Panel
+from training.teacher import SAMPLE_RATE, Teacher, read_voices
+from training.teacher_audio import KEPT, REFERENCE_TEXTS, Recordings, lines_of, read_wav
+from training.trial import REFERENCE_SECONDS
 
 
-class Panel:
-    """All judges on one set of recordings against the originals."""
+def load_teacher(folder: Path) -> Teacher:
+    return Teacher(folder / PACK, folder / CONFIG_FILE, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
-    def __init__(self, lines: list[dict[str, str]], originals: list[Wave]) -> None:
-        self.lines, self.originals = lines, originals
-        self.recogniser, self.listener, self.likeness = Recogniser(), Listener(), Likeness()
-        self.spectral = SpectralLoss(SAMPLE_RATE)
-        self.embeddings = [self.likeness.embed(to_judge_rate(wave_S, SAMPLE_RATE)) for wave_S in originals]
+
+def write_lengths(teacher_dir: Path, batch_frames: int) -> None:
+    """The texts of all checks with the seconds of the default voice."""
+    teacher, voice = load_teacher(teacher_dir), DataConfig.load().default_voice
+    style_RD = read_voices(teacher_dir / VOICES)[voice]
+    checks = []
+    for kind, texts in choose_texts().items():
+        seconds = teacher.seconds(lines_of(voice, style_RD, texts), batch_frames=batch_frames)
+        checks += [Check(kind, *row) for row in zip(seconds, texts, strict=True)]
+    write_checks(checks)
+
+
+def speak(teacher_dir: Path, voices: list[str], sentences: int, out: Path, batch_frames: int) -> None:
+    """Record the first sentences of the checks by every voice, and its reference, unless they are there."""
+    teacher, styles = load_teacher(teacher_dir), read_voices(teacher_dir / VOICES)
+    recordings = Recordings(out)
+    texts = [check.text for check in read_checks("sentence", sentences)]
+    for voice in voices:
+        # The voice's own words, whichever voices are recorded together.
+        words = REFERENCE_TEXTS[sorted(styles).index(voice) % len(REFERENCE_TEXTS)]
+        new = recordings.speak(teacher, voice, styles[voice], [words, *texts], batch_frames=batch_frames)
+        recordings.write_reference(voice, words)
+        print(f"{voice}: {new} new recordings", flush=True)
+
+
+def judge_recordings(folder: Path, voices: list[str], sentences: int, judge: str) -> None:
+    """Let the panel hear the recordings, and keep for `make voice-check` what it says."""
+    recordings, panel = Recordings(folder), Panel(Recogniser(judge))
+    for voice in voices:
+        recordings.target(panel, voice)
+        print(voice, recordings.judged(panel, voice, read_checks("sentence", sentences)), flush=True)
+    recordings.keep(KEPT, DataConfig.load().held_out_voices, REFERENCE_SECONDS)
+
+
+class CodecJudge:
+    """The panel and the spectral distance, on recordings against their originals [(voice, text, wave)]."""
+
+    def __init__(self, originals: list[tuple[str, str, Wave]], default_voice: str) -> None:
+        self.originals, self.default_voice = originals, default_voice
+        self.panel, self._spectral = Panel(Recogniser()), SpectralLoss(SAMPLE_RATE)
+        self._of_original: list[Judgement] = []
 
     def judge(self, waves: list[Wave]) -> dict[str, Any]:
-        said = [self.recogniser.normal(line["text"]) for line in self.lines]
-        judged = [to_judge_rate(wave_S, SAMPLE_RATE) for wave_S in waves]
-        heard = [self.recogniser.words(wave_S) for wave_S in judged]
-        default = [i for i, line in enumerate(self.lines) if line["voice"] == DEFAULT_VOICE]
-        others = [i for i in range(len(waves)) if i not in default]
+        """Figures of the default voice and of the others; the first call is for the originals themselves."""
+        pairs = zip(self.originals, waves, strict=True)
+        judged = [self.panel.judge(text, wave_S, SAMPLE_RATE) for (_, text, _), wave_S in pairs]
+        self._of_original = self._of_original or judged
         report: dict[str, Any] = {}
-        for name, part in (("default", default), ("held_out", others)):
-            wer, cer = error_rates([said[i] for i in part], [heard[i] for i in part])
-            spectra = [self._spectra(waves[i], self.originals[i]) for i in part]
-            figures = {
-                "wer": wer,
-                "cer": cer,
-                "mos": np.mean([self.listener.opinion(judged[i]) for i in part]),
-                "likeness": np.mean([self.likeness.embed(judged[i]) @ self.embeddings[i] for i in part]),
-                "mel": np.mean([mel for mel, _ in spectra]),
-                "stft": np.mean([stft for _, stft in spectra]),
-            }
-            report[name] = {key: round(float(value), 4) for key, value in figures.items()}
-        report["heard"] = [
-            {"said": said[i], "heard": heard[i]} for i in range(len(waves)) if said[i].split() != heard[i].split()
-        ]
+        for name, is_default in (("default", True), ("held_out", False)):
+            part = [i for i, (voice, _, _) in enumerate(self.originals) if (voice == self.default_voice) == is_default]
+            spectra = [self._spectra(waves[i], self.originals[i][2]) for i in part]
+            likeness = [float(judged[i].embedding @ self._of_original[i].embedding) for i in part]
+            mel, stft = np.mean(spectra, axis=0)
+            means = {"likeness": np.mean(likeness), "mel": mel, "stft": stft}
+            rounded = {key: round(float(value), 4) for key, value in means.items()}
+            report[name] = asdict(Figures.of([judged[i] for i in part])) | rounded
+        report["heard"] = [{"said": j.said, "heard": j.heard} for j in judged if j.said.split() != j.heard.split()]
         return report
 
     def _spectra(self, wave_S: Wave, original_S: Wave) -> tuple[float, float]:
-        mel, stft = self.spectral(torch.from_numpy(wave_S)[None], torch.from_numpy(original_S)[None])
+        mel, stft = self._spectral(torch.from_numpy(wave_S)[None], torch.from_numpy(original_S)[None])
         return float(mel), float(stft)
 
 
@@ -93,31 +107,32 @@ def reconstruct(codec: MossCodec, wave_S: Wave, codebooks: int) -> Wave:
     return codec.decode_whole(codec.encode_whole(torch.from_numpy(wave_S)[None], codebooks))[0].numpy()
 
 
-def evaluate(references: Path, checkpoint: Path, out: Path, wavs: Path | None) -> None:
-    lines = json.loads((references / "lines.json").read_text())
-    codec = load_codec(checkpoint, torch.device("cpu"))
-    archive = np.load(references / "waves.npz")
+def evaluate(recordings: Path, checkpoint: Path, sentences: int, out: Path, wavs: Path | None) -> None:
+    codec, config = load_codec(checkpoint, torch.device("cpu")), DataConfig.load()
+    frame = codec.config.frame_samples
+    shares = {config.default_voice: 1, **dict.fromkeys(config.held_out_voices, len(config.held_out_voices))}
     originals = []
-    for i in range(len(lines)):
-        wave_S = archive[str(i)].astype(np.float32) / 32768
-        originals.append(wave_S[: len(wave_S) // codec.config.frame_samples * codec.config.frame_samples])
-    panel = Panel(lines, originals)
-    report = {"teacher": panel.judge(originals)}
+    for voice, share in shares.items():
+        for check in read_checks("sentence", sentences // share):
+            wave_S = read_wav(Recordings(recordings).path(voice, check.text))
+            originals.append((voice, check.text, wave_S[: len(wave_S) // frame * frame]))
+    judge = CodecJudge(originals, config.default_voice)
+    report = {"teacher": judge.judge([wave_S for _, _, wave_S in originals])}
     _show("teacher", report["teacher"])
     for codebooks in sorted({codec.config.n_codebooks, *range(4, codec.config.n_codebooks, 2)}, reverse=True):
         start = time.monotonic()
-        waves = [reconstruct(codec, wave_S, codebooks) for wave_S in originals]
+        waves = [reconstruct(codec, wave_S, codebooks) for _, _, wave_S in originals]
         seconds = time.monotonic() - start
-        row = panel.judge(waves)
-        row["coding_rtf"] = round(seconds / sum(len(w) / SAMPLE_RATE for w in originals), 4)
+        row = judge.judge(waves)
+        row["coding_rtf"] = round(seconds / sum(len(w) / SAMPLE_RATE for w in waves), 4)
         report[f"{codebooks} codebooks"] = row
         _show(f"{codebooks} codebooks", row)
         if wavs is not None and codebooks == codec.config.n_codebooks:
             wavs.mkdir(parents=True, exist_ok=True)
             for i in range(min(6, len(waves))):
-                write_wav(wavs / f"{i}-original.wav", _pcm(originals[i]))
+                write_wav(wavs / f"{i}-original.wav", _pcm(originals[i][2]))
                 write_wav(wavs / f"{i}-coded.wav", _pcm(waves[i]))
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _pcm(wave_S: Wave) -> NDArray[np.int16]:
@@ -133,20 +148,33 @@ def _show(name: str, row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
+    lengths = commands.add_parser("lengths")
     speaking = commands.add_parser("speak")
-    speaking.add_argument("--teacher", type=Path, required=True)
-    speaking.add_argument("--sentences", type=int, default=50)
+    for command in (lengths, speaking):
+        command.add_argument("--teacher", type=Path, required=True)
+        command.add_argument("--batch-frames", type=int, default=1000, help="frames of 25 ms spoken together")
     speaking.add_argument("--out", type=Path, required=True)
+    hearing = commands.add_parser("judge")
+    hearing.add_argument("--recordings", type=Path, required=True)
+    hearing.add_argument("--judge", choices=RECOGNISERS, default="base")
+    for command in (speaking, hearing):
+        command.add_argument("--voice", action="append", required=True)
+        command.add_argument("--sentences", type=int, default=100)
     judging = commands.add_parser("codec")
-    judging.add_argument("--references", type=Path, required=True)
+    judging.add_argument("--recordings", type=Path, required=True)
+    judging.add_argument("--sentences", type=int, default=25)
     judging.add_argument("--codec", type=Path, required=True)
     judging.add_argument("--out", type=Path, required=True)
     judging.add_argument("--wavs", type=Path, default=None)
     args = parser.parse_args()
-    if args.command == "speak":
-        speak(args.teacher, args.sentences, args.out)
+    if args.command == "lengths":
+        write_lengths(args.teacher, args.batch_frames)
+    elif args.command == "speak":
+        speak(args.teacher, args.voice, args.sentences, args.out, args.batch_frames)
+    elif args.command == "judge":
+        judge_recordings(args.recordings, args.voice, args.sentences, args.judge)
     else:
-        evaluate(args.references, args.codec, args.out, args.wavs)
+        evaluate(args.recordings, args.codec, args.sentences, args.out, args.wavs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Write the trained codec as an official checkpoint (spec/moss 2.7), and load such a folder as the product does.
 
-    python -m training.export --source OUT --target CHECKPOINT
+    python -m training.export --source OUT --target CHECKPOINT [--frozen START]
 
 Matrices of encoder and decoder are stored in bf16; vectors and the quantizer, under 3 % of the weights, in float32.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hocket.models.checkpoint import read_config
@@ -24,9 +24,22 @@ from hocket.models.weights import load_weights
 from training.checkpoint import ema_weights
 from training.recipe import CONFIG, Recipe
 
+MODEL_FILE = "model.safetensors"
 
-def export_codec(weights: dict[str, Tensor], model: dict[str, Any], target: Path, dtype: torch.dtype) -> None:
-    """`weights` as of a finalised `MossCodec`: plain projections become weight-normed ones, g = |row|, v = row."""
+
+def export_codec(
+    weights: dict[str, Tensor],
+    model: dict[str, Any],
+    target: Path,
+    dtype: torch.dtype,
+    *,
+    frozen: Path | None = None,
+) -> None:
+    """`weights` as of a finalised `MossCodec`: plain projections become weight-normed ones, g = |row|, v = row.
+
+    `frozen` is the checkpoint folder that a run with a frozen encoder began from. Encoder and quantizer are copied
+    from it: folding and unfolding weight normalisation could change a last bit, and so a code.
+    """
     stored = {}
     for entry in codec_weight_table(MossCodecConfig.from_dict(model)):
         owner, _, kind = entry.parameter.rpartition(".")
@@ -38,8 +51,11 @@ def export_codec(weights: dict[str, Tensor], model: dict[str, Any], target: Path
             value = weights[entry.parameter]
         matrix = value.dim() > 1 and not owner.startswith("quantizer")
         stored[entry.names[0]] = value.reshape(entry.shape).to(dtype if matrix else torch.float32).contiguous()
+    if frozen is not None:
+        kept = load_file(frozen / MODEL_FILE)
+        stored |= {name: kept[name] for name in stored if name.startswith(("encoder.", "quantizer."))}
     target.mkdir(parents=True, exist_ok=True)
-    save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, target / MODEL_FILE, metadata={"format": "pt"})
     (target / "config.json").write_text(json.dumps(model, indent=1) + "\n", encoding="utf-8")
 
 
@@ -59,11 +75,17 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--fp32", action="store_true", help="keep float32, for comparisons")
+    parser.add_argument(
+        "--frozen",
+        type=Path,
+        default=None,
+        help="checkpoint whose encoder and quantizer are kept, after --frozen-encoder",
+    )
     args = parser.parse_args()
     dtype = torch.float32 if args.fp32 else torch.bfloat16
-    export_codec(ema_weights(args.source), Recipe.load(args.config).model, args.target, dtype)
+    export_codec(ema_weights(args.source), Recipe.load(args.config).model, args.target, dtype, frozen=args.frozen)
     codec = load_codec(args.target, torch.device("cpu"))
-    size = (args.target / "model.safetensors").stat().st_size
+    size = (args.target / MODEL_FILE).stat().st_size
     print(f"{sum(p.numel() for p in codec.parameters()):,} parameters, {size:,} bytes in {args.target}")
 
 

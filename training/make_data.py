@@ -5,8 +5,8 @@
     python -m training.make_data speech   --lines lines.jsonl.xz --teacher TEACHER --out DATA --hours 30 --minutes 4
 
 `speech` appends to three files in DATA, so that a reader may look at any time and a crash loses nothing:
-`audio.i16` (24 kHz mono), `phonemes.u8` (the phoneme id spoken in each 25 ms) and `lines.jsonl` (text, voice, speed,
-place).
+`audio.i16` (24 kHz mono), `phonemes.u8` (the phoneme id spoken in each 25 ms) and `lines.jsonl` (kind, text, voice,
+speed, place). Several processes keep a large GPU busy: give each `--shard K --shards N` and a DATA folder of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import re
 import shutil
 import time
 import wave
@@ -36,7 +37,7 @@ from training.teacher import (
     style_row,
     thin_voices,
 )
-from training.text import training_texts
+from training.text import TextConfig, training_texts
 
 CONFIG = Path(__file__).parent / "configs" / "data.json"
 #: Files of a TEACHER folder.
@@ -44,19 +45,23 @@ PACK, VOICES, CONFIG_FILE = "teacher.pack.xz", "voices.npz", "kokoro_config.json
 #: Files of a DATA folder.
 AUDIO, PHONEMES, LINES = "audio.i16", "phonemes.u8", "lines.jsonl"
 _LISTENING_LINES = 6
+_ESPEAK_LINES = 500
 
 
 class DataConfig(StrictModel):
     seed: int
-    generated_lines: int
-    single_words: int
-    joined_lines: int
+    texts: TextConfig
+    #: Speaks `default_share` of the utterances, alone and at speed 1.
+    default_voice: str
+    default_share: float
     #: Voices that no training utterance uses, not even in a blend: they test cloning.
     held_out_voices: tuple[str, ...]
     #: How much more often than once a voice is chosen.
     favourite_voices: dict[str, float]
-    #: Share of utterances spoken by a random blend, which is a new speaker.
+    #: Share of the others spoken by blends. A blend is a new speaker; there are `blends` of them, so that each has
+    #: many utterances.
     blend_fraction: float
+    blends: int
     blend_voices: tuple[int, int]
     speed_range: tuple[float, float]
     #: Share of utterances at speed 1.
@@ -79,44 +84,54 @@ def espeak(texts: list[str], accent: str) -> list[str]:
 
     EspeakWrapper.set_data_path(espeakng_loader.get_data_path())
     EspeakWrapper.set_library(espeakng_loader.get_library_path())
-    phonemes: list[str] = EspeakBackend(accent, preserve_punctuation=True, with_stress=True).phonemize(
-        texts, strip=True
-    )
+    backend = EspeakBackend(accent, preserve_punctuation=True, with_stress=True)
+    # The stop of a title would become a pause.
+    plain = [re.sub(r"\b(Mr|Mrs|Ms|Dr|St)\.", r"\1", text) for text in texts]
+    phonemes: list[str] = []
+    # Restoring punctuation takes time that grows faster than the list.
+    for start in range(0, len(plain), _ESPEAK_LINES):
+        phonemes += backend.phonemize(plain[start : start + _ESPEAK_LINES], strip=True)
     return phonemes
 
 
 def write_phonemes(config: DataConfig, out: Path) -> None:
     """Every training line with its American and British phonemes, as xz-compressed JSON lines."""
-    texts = training_texts(
-        generated_lines=config.generated_lines,
-        single_words=config.single_words,
-        joined_lines=config.joined_lines,
-        seed=config.seed,
-    )
-    rows = zip(texts, espeak(texts, "en-us"), espeak(texts, "en-gb"), strict=True)
+    lines = training_texts(config.texts, config.seed)
+    texts = [line.text for line in lines]
+    rows = zip(lines, espeak(texts, "en-us"), espeak(texts, "en-gb"), strict=True)
     with lzma.open(out, "wt", encoding="utf-8", preset=9) as file:
-        for text, american, british in rows:
-            file.write(json.dumps({"text": text, "us": american, "gb": british}, ensure_ascii=False) + "\n")
+        for line, american, british in rows:
+            row = {"kind": line.kind, "text": line.text, "us": american, "gb": british}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
     print(f"{len(texts)} lines, {sum(map(len, texts)):,} characters, {out.stat().st_size:,} bytes in {out}")
 
 
 class Casting:
-    """Chooses who speaks a line: a single voice or a blend, and how fast."""
+    """Chooses who speaks a line: the default voice, another one or a blend, and how fast."""
 
     def __init__(self, config: DataConfig, voices: dict[str, NDArray[np.float32]]) -> None:
         self.config = config
         self.voices = {name: voice for name, voice in voices.items() if name not in config.held_out_voices}
         weights = np.array([config.favourite_voices.get(name, 1.0) for name in self.voices])
         self._probability = weights / weights.sum()
+        # Every process has the same blends: a speaker is known by its weights.
+        rng = np.random.default_rng(config.seed)
+        self.blends = [self._blend(rng) for _ in range(config.blends)]
+
+    def _blend(self, rng: np.random.Generator) -> dict[str, float]:
+        names, (least, most) = list(self.voices), self.config.blend_voices
+        count = int(rng.integers(least, most + 1))
+        picked = rng.choice(len(names), size=count, replace=False)
+        shares = np.sort(rng.dirichlet(np.full(count, 2.0)))[::-1]
+        return {names[i]: round(float(share), 3) for i, share in zip(picked, shares, strict=True)}
 
     def choose(self, rng: np.random.Generator) -> tuple[dict[str, float], float]:
         """Voice weights that sum to 1, heaviest first, and a speed."""
         config, names = self.config, list(self.voices)
+        if rng.random() < config.default_share:
+            return {config.default_voice: 1.0}, 1.0
         if rng.random() < config.blend_fraction:
-            count = int(rng.integers(config.blend_voices[0], config.blend_voices[1] + 1))
-            picked = rng.choice(len(names), size=count, replace=False)
-            shares = np.sort(rng.dirichlet(np.full(count, 2.0)))[::-1]
-            blend = {names[i]: round(float(share), 3) for i, share in zip(picked, shares, strict=True)}
+            blend = self.blends[int(rng.integers(len(self.blends)))]
         else:
             blend = {names[int(rng.choice(len(names), p=self._probability))]: 1.0}
         speed = 1.0 if rng.random() < config.plain_speed_fraction else round(float(rng.uniform(*config.speed_range)), 3)
@@ -129,12 +144,28 @@ class Casting:
         return Line(phonemes, np.sum(styles, axis=0, dtype=np.float32), speed)
 
 
-def _rounds(lines: list[dict[str, str]], size: int, rng: np.random.Generator) -> Iterator[list[dict[str, str]]]:
-    """Endless passes over the lines, shuffled anew each time, in pieces of `size`."""
+def _spoken_seconds(phonemes: str) -> float:
+    """About how long the teacher speaks (fitted on its speech)."""
+    return 0.6 + 0.062 * len(phonemes)
+
+
+def _passes(lines: list[dict[str, str]], rng: np.random.Generator) -> Iterator[dict[str, str]]:
+    """The lines without end, shuffled anew at each pass."""
     while True:
-        order = rng.permutation(len(lines))
-        for start in range(0, len(order), size):
-            yield [lines[i] for i in order[start : start + size]]
+        for i in rng.permutation(len(lines)):
+            yield lines[i]
+
+
+def _rounds(
+    lines: list[dict[str, str]], shares: dict[str, float], size: int, rng: np.random.Generator
+) -> Iterator[list[dict[str, str]]]:
+    """Rounds of about `size` lines in which each kind gets its share of the seconds."""
+    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in shares}
+    rate = {k: shares[k] / np.mean([_spoken_seconds(line["us"]) for line in by_kind[k]]) for k in shares}
+    counts = {kind: max(1, round(size * rate[kind] / sum(rate.values()))) for kind in shares}
+    supply = {kind: _passes(by_kind[kind], rng) for kind in shares}
+    while True:
+        yield [next(supply[kind]) for kind, count in counts.items() for _ in range(count)]
 
 
 def write_wav(path: Path, samples: NDArray[np.int16]) -> None:
@@ -146,13 +177,24 @@ def write_wav(path: Path, samples: NDArray[np.int16]) -> None:
 
 
 def write_speech(
-    config: DataConfig, *, lines: Path, teacher_dir: Path, out: Path, hours: float, minutes: float, listen: Path | None
+    config: DataConfig,
+    *,
+    lines: Path,
+    shard: tuple[int, int],
+    teacher_dir: Path,
+    out: Path,
+    hours: float,
+    minutes: float,
+    listen: Path | None,
 ) -> None:
-    """Speak until `hours` of audio exist in `out` or `minutes` have passed; `listen` gets a short WAV file."""
+    """Speak until `hours` of audio exist in `out` or `minutes` have passed; `listen` gets a short WAV file.
+
+    `shard` (k, n) takes every n-th line from the k-th on.
+    """
     start = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with lzma.open(lines, "rt", encoding="utf-8") as file:
-        texts = [json.loads(row) for row in file]
+        texts = [json.loads(row) for row in file][shard[0] :: shard[1]]
     casting = Casting(config, read_voices(teacher_dir / VOICES))
     teacher = Teacher(teacher_dir / PACK, teacher_dir / CONFIG_FILE, device)
     print(f"teacher ready after {time.monotonic() - start:.1f} s on {device}", flush=True)
@@ -160,7 +202,7 @@ def write_speech(
     out.mkdir(parents=True, exist_ok=True)
     done = (out / AUDIO).stat().st_size // 2 if (out / AUDIO).exists() else 0
     # A run that continues must not repeat the voices of the one before.
-    rng = np.random.default_rng([config.seed, done])
+    rng = np.random.default_rng([config.seed, shard[0], done])
     first, wanted = done, int(hours * 3600 * SAMPLE_RATE)
     heard: list[NDArray[np.int16]] = []
     with (
@@ -168,7 +210,7 @@ def write_speech(
         (out / PHONEMES).open("ab") as phonemes,
         (out / LINES).open("a", encoding="utf-8") as index,
     ):
-        for part in _rounds(texts, config.round_lines, rng):
+        for part in _rounds(texts, config.texts.shares, config.round_lines, rng):
             for spoken, place in _speak_round(config, part, casting, teacher, rng):
                 audio.write(spoken.samples.tobytes())
                 phonemes.write(spoken.phonemes.tobytes())
@@ -196,7 +238,10 @@ def _speak_round(
     cast = [casting.choose(rng) for _ in part]
     planned = [casting.line(text, *choice) for text, choice in zip(part, cast, strict=True)]
     spoken = list(teacher.speak(planned, batch_frames=config.batch_frames))
-    places = [{"text": part[s.index]["text"], "voice": cast[s.index][0], "speed": cast[s.index][1]} for s in spoken]
+    places = [
+        {key: part[s.index][key] for key in ("kind", "text")} | {"voice": cast[s.index][0], "speed": cast[s.index][1]}
+        for s in spoken
+    ]
     return [(spoken[i], places[i]) for i in rng.permutation(len(spoken))]
 
 
@@ -211,6 +256,8 @@ def main() -> None:
     speech = commands.add_parser("speech", help="phonemes to speech")
     speech.add_argument("--config", type=Path, default=CONFIG)
     speech.add_argument("--lines", type=Path, required=True)
+    speech.add_argument("--shard", type=int, default=0, help="speak every SHARDS-th line from the SHARD-th on")
+    speech.add_argument("--shards", type=int, default=1)
     speech.add_argument("--teacher", type=Path, required=True, help="folder written by `pack`")
     speech.add_argument("--out", type=Path, required=True)
     speech.add_argument("--hours", type=float, required=True)
@@ -228,6 +275,7 @@ def main() -> None:
         write_speech(
             DataConfig.load(args.config),
             lines=args.lines,
+            shard=(args.shard, args.shards),
             teacher_dir=args.teacher,
             out=args.out,
             hours=args.hours,

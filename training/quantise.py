@@ -24,8 +24,8 @@ class Quantised:
     first: Tensor
     #: Pulls projections towards their codebook rows.
     commitment: Tensor
-    #: The projections that were searched, per level [B * T, codebook_dim], detached.
-    queries: list[Tensor]
+    #: The projections that were searched [N, B * T, codebook_dim], detached.
+    queries: Tensor
 
 
 def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, first_levels: int) -> Quantised:
@@ -48,7 +48,7 @@ def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, fi
             codes.append(codes_BT)
             queries.append(query_BTQ.detach().flatten(0, 1))
         latent = quantizer.output_proj(summed_BTR)
-    return Quantised(latent, torch.stack(codes, -1), first_BTR, torch.stack(commitment).sum(), queries)
+    return Quantised(latent, torch.stack(codes, -1), first_BTR, torch.stack(commitment).sum(), torch.stack(queries))
 
 
 @torch.no_grad()
@@ -107,8 +107,7 @@ class Codebooks(nn.Module):
     @torch.no_grad()
     def follow(self, quantizer: ResidualLFQ, found: Quantised) -> None:
         """Move the rows towards the queries of a batch."""
-        codes_NM = found.codes.flatten(0, 1).T
-        queries_NMQ = torch.stack(found.queries)
+        codes_NM, queries_NMQ = found.codes.flatten(0, 1).T, found.queries
         weight = self.counts.shape[1] / codes_NM.shape[1]
         ones_NM = torch.full_like(codes_NM, weight, dtype=self.counts.dtype)
         index_NMQ = codes_NM[..., None].expand_as(queries_NMQ)
@@ -119,10 +118,10 @@ class Codebooks(nn.Module):
             level.codebook.copy_(torch.where(counts_V[:, None] > 1e-4, rows_VQ, level.codebook))
 
     @torch.no_grad()
-    def revive(self, targets: list[ResidualLFQ], queries: list[Tensor], below: float) -> Tensor:
+    def revive(self, targets: list[ResidualLFQ], queries_NMQ: Tensor, below: float) -> Tensor:
         """Replace the rows used less than `below` times the mean, in every quantizer of `targets`; returns how many."""
         idle_NV = self.counts < below
-        for i, query_MQ in enumerate(queries):
+        for i, query_MQ in enumerate(queries_NMQ):
             picked = torch.randint(len(query_MQ), (idle_NV.shape[1],), device=query_MQ.device)
             for quantizer in targets:
                 codebook = quantizer.levels[i].codebook

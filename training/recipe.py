@@ -22,6 +22,19 @@ class LossWeights(StrictModel):
     features: float
 
 
+class StartConfig(StrictModel):
+    """What is different for a codec that starts from a checkpoint."""
+
+    generator_lr: float
+    adversarial_from: float
+
+
+class FrozenConfig(StrictModel):
+    """What is different where the decoder alone learns."""
+
+    level_dropout: float
+
+
 class TrainConfig(StrictModel):
     seed: int
     batch: int
@@ -44,6 +57,7 @@ class TrainConfig(StrictModel):
     max_grad_norm: float
     ema_decay: float
     adversarial_from: float
+    #: So long the discriminators learn alone; so long again, the weight of what they say rises from 0.
     adversarial_ramp_steps: int
     gain_db: tuple[float, float]
     #: Share of samples that use a random number of levels.
@@ -59,6 +73,8 @@ class TrainConfig(StrictModel):
     loss_weights: LossWeights
     log_every: int
     checkpoint_seconds: float
+    start: StartConfig
+    frozen: FrozenConfig
 
 
 class Recipe(StrictModel):
@@ -70,3 +86,20 @@ class Recipe(StrictModel):
     @classmethod
     def load(cls, path: Path) -> Recipe:
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
+
+    def adapted(
+        self,
+        *,
+        started: bool = False,
+        frozen_encoder: bool = False,
+        batch: int | None = None,
+        total_minutes: float | None = None,
+    ) -> Recipe:
+        """The recipe of a run of that kind, with these numbers instead of its own."""
+        changes: dict[str, Any] = {"batch": batch, "total_minutes": total_minutes}
+        changes = {key: value for key, value in changes.items() if value is not None}
+        if started:
+            changes |= self.train.start.model_dump()
+        if frozen_encoder:
+            changes |= self.train.frozen.model_dump()
+        return self.model_copy(update={"train": self.train.model_copy(update=changes)})

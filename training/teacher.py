@@ -192,19 +192,28 @@ class Teacher:
     @torch.inference_mode()
     def speak(self, lines: list[Line], *, batch_frames: int) -> Iterator[Spoken]:
         """Speak every line, in any order; a group holds at most `batch_frames` frames of 25 ms."""
+        by_frames: defaultdict[int, list[tuple[int, _Planned]]] = defaultdict(list)
+        for index, plan in self._plans(lines, batch_frames):
+            by_frames[int(plan.durations.sum())].append((index, plan))
+        for frames, planned in sorted(by_frames.items()):
+            for part in _groups(planned, batch_frames // frames):
+                yield from self._voice(part)
+
+    @torch.inference_mode()
+    def seconds(self, lines: list[Line], *, batch_frames: int) -> list[float]:
+        """How long `speak` would take for each line, without speaking."""
+        frames = {index: int(plan.durations.sum()) for index, plan in self._plans(lines, batch_frames)}
+        return [frames[index] * FRAME_SAMPLES / SAMPLE_RATE for index in range(len(lines))]
+
+    def _plans(self, lines: list[Line], batch_frames: int) -> Iterator[tuple[int, _Planned]]:
+        """Every line's plan with its position, in groups of equally many phonemes."""
         by_length: defaultdict[int, list[int]] = defaultdict(list)
         ids = [self.ids(line.phonemes) for line in lines]
         for index, row in enumerate(ids):
             by_length[len(row)].append(index)
-        by_frames: defaultdict[int, list[tuple[int, _Planned]]] = defaultdict(list)
         for length, members in by_length.items():
             for group in _groups(members, batch_frames // length):
-                plans = self._plan([ids[i] for i in group], [lines[i] for i in group])
-                for index, plan in zip(group, plans, strict=True):
-                    by_frames[int(plan.durations.sum())].append((index, plan))
-        for frames, planned in sorted(by_frames.items()):
-            for part in _groups(planned, batch_frames // frames):
-                yield from self._voice(part)
+                yield from zip(group, self._plan([ids[i] for i in group], [lines[i] for i in group]), strict=True)
 
     def _plan(self, ids_BT: list[list[int]], lines: list[Line]) -> list[_Planned]:
         """Durations and text features of lines that have equally many phonemes."""

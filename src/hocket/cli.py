@@ -16,6 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from hocket import __version__
+from hocket.bench.cli import bench_app
 from hocket.errors import AudioFileError, HocketError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 codec_app = typer.Typer(rich_markup_mode=None, help="Audio to codes and back.")
 app.add_typer(codec_app, name="codec")
+app.add_typer(bench_app, name="bench")
 
 #: What `main` caught, for `hocket --debug`.
 _LOG = logging.getLogger("hocket")
@@ -65,10 +67,20 @@ def say(
     ] = None,
     model: Model = None,
     codec: Codec = None,
+    voice: Annotated[str | None, typer.Option(help="One of the model's own; `hocket voices` lists them.")] = None,
     reference: Annotated[list[str] | None, typer.Option(help="Voice to clone: audio file or codes .npy.")] = None,
     reference_text: Annotated[str | None, typer.Option(help="Words of the one reference: continue it.")] = None,
     language: Annotated[str | None, typer.Option(help="English name of the language, e.g. English.")] = None,
-    instruction: Annotated[str | None, typer.Option(help="How to speak.")] = None,
+    instruction: Annotated[
+        str | None, typer.Option("--instruction", "--instructions", help="How to speak, or who does.")
+    ] = None,
+    task_type: Annotated[
+        str | None, typer.Option(help="Refuse a Qwen3-TTS checkpoint that is not for Base, CustomVoice or VoiceDesign.")
+    ] = None,
+    streaming_text: Annotated[
+        bool | None,
+        typer.Option("--streaming-text/--no-streaming-text", help="Qwen3-TTS reads a token a frame, or all up front."),
+    ] = None,
     quality: Annotated[str | None, typer.Option(help="Recording quality wanted.")] = None,
     sound_event: Annotated[str | None, typer.Option(help="Sound event.")] = None,
     ambient_sound: Annotated[str | None, typer.Option(help="Ambient sound.")] = None,
@@ -79,7 +91,14 @@ def say(
     top_p: Annotated[float | None, typer.Option(help="Nucleus mass; 0 and 1 disable.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 disables.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="1 disables.")] = None,
+    predictor_temperature: Annotated[float | None, typer.Option(help="Of Qwen3-TTS's codes after the first.")] = None,
+    predictor_top_p: Annotated[float | None, typer.Option(help="Likewise.")] = None,
+    predictor_top_k: Annotated[int | None, typer.Option(help="Likewise.")] = None,
     max_frames: Annotated[int | None, typer.Option(help="Hard cap on new frames.")] = None,
+    text_front: Annotated[
+        bool | None,
+        typer.Option("--text-front/--no-text-front", help="Read numbers and symbols out; default: by the model."),
+    ] = None,
     codes_out: Annotated[Path | None, typer.Option(help="Also write the new frames' codes (.npy).")] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -88,10 +107,14 @@ def say(
     """Speak TEXT into a file."""
     request = _request(
         text=_text(text),
+        text_front=text_front,
+        voice=voice,
         reference=[Path(item) for item in reference or []],
         reference_text=reference_text,
         language=language,
         instruction=instruction,
+        task_type=task_type,
+        streaming_text=streaming_text,
         quality=quality,
         sound_event=sound_event,
         ambient_sound=ambient_sound,
@@ -104,6 +127,9 @@ def say(
             "top_p": top_p,
             "top_k": top_k,
             "repetition_penalty": repetition_penalty,
+            "predictor_temperature": predictor_temperature,
+            "predictor_top_p": predictor_top_p,
+            "predictor_top_k": predictor_top_k,
         },
     )
     if codec == "none" and (output is not None or codes_out is None):
@@ -112,7 +138,11 @@ def say(
     from hocket.audio import check_writable, write_audio
     from hocket.codes_file import check_codes_writable, write_codes
     from hocket.engine.engine import Engine
+    from hocket.info import checkpoint_extras
+    from hocket.voices import find_voice
 
+    if voice is not None:
+        find_voice(checkpoint_extras(model).voices, voice)  # an error before the weights are loaded
     if codec != "none":
         output = output or Path("out.wav")
         check_writable(output)
@@ -128,8 +158,17 @@ def say(
     if codes_out is not None:
         write_codes(codes_out, speech.codes)
     _report(speech, output, codes_out, as_json=as_json)
-    if model is None and not as_json:
-        print("note: the built-in model is a random placeholder: it babbles, it cannot speak yet", file=sys.stderr)
+
+
+@app.command()
+def voices(model: Model = None, as_json: Json = False) -> None:
+    """List the voices that come with a model."""
+    from hocket.info import describe_voices
+
+    entries = describe_voices(model)
+    width = max(len(str(entry["name"])) for entry in entries)
+    lines = [f"{entry['name']:<{width}}  {entry['description']}" for entry in entries]
+    _print(json.dumps(entries) if as_json else "\n".join(lines))
 
 
 @app.command()
@@ -142,6 +181,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen at; default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen at, 0 for a free one; default: 8000.")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="Clients must send it; may be repeated.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Engines, each in a process (on cuda: a GPU) of its own; default: 1.")
+    ] = None,
     print_config: Annotated[bool, typer.Option(help="Print every setting and its origin, and leave.")] = False,
 ) -> None:
     """Serve speech over an OpenAI-compatible API."""
@@ -150,7 +192,8 @@ def serve(
 
     environment = Environment.read()
     key = environment.api_key
-    flags = {"model": model, "server.host": host, "server.port": port, "server.api_keys": api_key}
+    server = {"server.host": host, "server.port": port, "server.api_keys": api_key}
+    flags = {"model": model, "workers": workers, **server}
     loaded = load_profile(
         profile or environment.profile or "default",
         Layer("HOCKET_API_KEY", {} if key is None else {"server.api_keys": [key]}),
@@ -189,7 +232,7 @@ def codec_encode(
         samples = prepare_reference(audio, sample_rate=rate, channels=channels, limits=ReferenceLimits())
     else:
         samples = prepare_audio(audio, sample_rate=rate, channels=channels)
-    if samples.shape[1] < model.config.frame_samples:
+    if model.config.reference_frames(samples.shape[1]) == 0:
         frame_ms = 1000 * model.config.frame_samples / rate
         raise AudioFileError(f"{str(audio)!r} is shorter than one frame of the codec ({frame_ms:.0f} ms)")
     codes = model.encode_whole(torch.from_numpy(samples).to(device), codebooks).cpu().numpy()
@@ -314,12 +357,10 @@ def _request(**fields: Any) -> SpeechRequest:
 
 def _load_codec(codec: str | None, device: str, dtype: str) -> LoadedCodec:
     from hocket.engine.loading import parse_device, parse_dtype
-    from hocket.models.checkpoint import resolve_checkpoint
-    from hocket.models.registry import builtin_model, load_codec
+    from hocket.models.registry import builtin_model, codec_folder, load_codec
 
     on, precision = parse_device(device), parse_dtype(dtype)
-    folder = builtin_model() / "codec" if codec is None else resolve_checkpoint(codec)
-    return load_codec(folder, device=on, dtype=precision)
+    return load_codec(codec_folder(builtin_model(), codec), device=on, dtype=precision)
 
 
 @contextlib.contextmanager

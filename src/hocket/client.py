@@ -51,6 +51,7 @@ from hocket.errors import (
     InvalidRequestError,
 )
 from hocket.prompt.reference import load_reference_codes, prepare_reference
+from hocket.prompt.text_front import spoken
 
 _LOG = logging.getLogger("hocket.worker")
 
@@ -62,6 +63,8 @@ BUFFER_BYTES = 64 * 2**20
 HANG_SECONDS = 30.0
 #: Between the loss of a worker and the first attempt to reach the next.
 _RELINK_SECONDS = 0.1
+#: Texts up to this long are read out at once, in some milliseconds.
+_SHORT_TEXT_CHARACTERS = 1_000
 
 
 class EngineClient:
@@ -77,6 +80,8 @@ class EngineClient:
         self._streams: dict[str, SpeechStream] = {}
         self._stats: list[asyncio.Future[Stats]] = []
         self._names = 0
+        #: Requests whose references are being read.
+        self._reading = 0
         self._link: Link | None = None
         #: What the worker said of itself; None while there is none.
         self._facts: Ready | None = None
@@ -126,6 +131,11 @@ class EngineClient:
             raise self._absence()
         return self._facts
 
+    @property
+    def open_requests(self) -> int:
+        """Requests of this client that are not over."""
+        return len(self._streams) + self._reading
+
     async def wait_ready(self, timeout_seconds: float | None = None) -> Ready:
         """Wait for a worker that has its engine.
 
@@ -143,14 +153,19 @@ class EngineClient:
     ) -> SpeechStream:
         """Send a request to the engine; see `Engine.add`. What the engine has against it, the stream raises.
 
-        Recordings are read and decoded here, on a thread, because the worker's one loop must not wait for that, and
-        because front ends can be many. Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError.
+        Recordings are read and decoded here, on a thread, and texts are read out, because the worker's one loop must
+        not wait for that, and because front ends can be many. Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError.
         """
         if request_id is None:
             self._names += 1
             request_id = f"request-{self._names}"
         facts = self._serving()
-        references = [await _read_reference(reference, facts) for reference in request.references]
+        request = await _spoken(request, facts)
+        self._reading += 1
+        try:
+            references = [await _read_reference(reference, facts) for reference in request.references]
+        finally:
+            self._reading -= 1
         self._serving()  # it may have changed meanwhile
         if request_id in self._streams:
             raise InvalidRequestError(
@@ -346,6 +361,13 @@ class EngineClient:
             self._link.send(Cancel(stream.request_id))
 
 
+async def _spoken(request: SpeechRequest, facts: Ready) -> SpeechRequest:
+    """The request for a worker, which has no text front to go through. A long text would hold up the event loop."""
+    if len(request.text) <= _SHORT_TEXT_CHARACTERS:
+        return spoken(request, facts.text_front)
+    return await asyncio.to_thread(spoken, request, facts.text_front)
+
+
 async def _read_reference(reference: Reference, facts: Ready) -> PreparedReference | NDArray[np.int64]:
     """A reference as it travels: codes, or a recording ready to be encoded. Raises ReferenceAudioError.
 
@@ -360,5 +382,6 @@ async def _read_reference(reference: Reference, facts: Ready) -> PreparedReferen
         sample_rate=facts.sample_rate,
         channels=facts.channels,
         limits=facts.reference_limits,
+        level=facts.voice_traits.levels_references,
     )
     return PreparedReference(samples, facts.sample_rate)

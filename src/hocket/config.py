@@ -121,6 +121,9 @@ class EngineConfig(StrictModel):
     #: PyTorch's threads on a CPU; strict mode always uses 1. None: 1 for weights under 256 MiB, else PyTorch's default.
     #: A small model gains little from two, and on a busy machine they wait for each other (1 s of work took 13 s).
     cpu_threads: PositiveInt | None = None
+    #: Read numbers, abbreviations and symbols out as English words before the model sees them. None: as the checkpoint
+    #: says (`text_front` in its hocket.json).
+    text_front: bool | None = None
     #: Launch a frame before the stop flags of the one before were read. None: on CUDA, where reading them is a wait.
     lookahead: bool | None = None
     chunks: ChunkPolicy = ChunkPolicy()

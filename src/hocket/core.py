@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hocket.errors import HocketError
+from hocket.errors import HocketError, InvalidRequestError
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
@@ -46,6 +46,20 @@ class Sampling(StrictModel):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
     #: Temperature of the two-way stop decision; ignored when `temperature` is 0.
     stop_temperature: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
+    #: Of the codes after the first, in a family that draws them with parameters of their own (spec/qwen3 7); refused by
+    #: others. `None` = 0 where `temperature` is 0, else the model's own recommendation.
+    predictor_temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    predictor_top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    predictor_top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorSampling:
+    """How the codes after the first are drawn, where they are drawn in a way of their own."""
+
+    temperature: float
+    top_p: float
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +71,14 @@ class ResolvedSampling:
     top_k: int
     repetition_penalty: float
     stop_temperature: float = 1.0
+    #: None: all codes are drawn alike.
+    predictor: PredictorSampling | None = None
 
     def overridden_by(self, wish: Sampling) -> ResolvedSampling:
-        """These values, with every one that `wish` gives replaced by it."""
+        """These values, with every one that `wish` gives replaced by it.
+
+        Raises InvalidRequestError when it gives one that this family does not have.
+        """
         return ResolvedSampling(
             temperature=self.temperature if wish.temperature is None else wish.temperature,
             top_p=self.top_p if wish.top_p is None else wish.top_p,
@@ -68,6 +87,24 @@ class ResolvedSampling:
                 self.repetition_penalty if wish.repetition_penalty is None else wish.repetition_penalty
             ),
             stop_temperature=wish.stop_temperature,
+            predictor=self._predictor_overridden_by(wish),
+        )
+
+    def _predictor_overridden_by(self, wish: Sampling) -> PredictorSampling | None:
+        if self.predictor is None:
+            for name in ("predictor_temperature", "predictor_top_p", "predictor_top_k"):
+                if getattr(wish, name) is not None:
+                    raise InvalidRequestError(
+                        f"this model draws all codes alike, so it has no {name}; leave it out", param=name
+                    )
+            return None
+        temperature = wish.predictor_temperature
+        if temperature is None:
+            temperature = 0.0 if wish.temperature == 0.0 else self.predictor.temperature
+        return PredictorSampling(
+            temperature=temperature,
+            top_p=self.predictor.top_p if wish.predictor_top_p is None else wish.predictor_top_p,
+            top_k=self.predictor.top_k if wish.predictor_top_k is None else wish.predictor_top_k,
         )
 
 
@@ -99,14 +136,37 @@ class PreparedReference:
 Reference = Path | str | bytes | AudioArray | PreparedReference | NDArray[np.int64]
 
 
+#: What a Qwen3-TTS checkpoint was made for, by its authors' names: cloning, named speakers, described voices.
+TaskType = Literal["Base", "CustomVoice", "VoiceDesign"]
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceTraits:
+    """How a checkpoint takes voices."""
+
+    #: What it was made for, in a family that says so.
+    task_type: TaskType | None = None
+    #: A voice is heard in its recording, so that codes of one are not enough.
+    hears_recordings: bool = False
+    #: Reference recordings are brought to one loudness.
+    levels_references: bool = True
+
+
+#: Of a family that says nothing of its own.
+PLAIN_VOICES = VoiceTraits()
+
+
 class SpeechRequest(StrictModel):
     """One text to be spoken.
 
     `reference` without `reference_text` clones the voice(s); with it (exactly one reference) the model continues the
-    recording whose words are `reference_text` (spec/moss 1.7).
+    recording whose words are `reference_text` (spec/moss 1.7). `voice` is one of the checkpoint's own, by name.
     """
 
     text: str
+    #: Read numbers, abbreviations and symbols of `text` and `reference_text` out as English words before the model
+    #: sees them; `None` = as the engine is set, `False` = the text is as it is spoken.
+    text_front: bool | None = None
     language: str | None = None
     instruction: str | None = None
     quality: str | None = None
@@ -115,6 +175,11 @@ class SpeechRequest(StrictModel):
     #: Wanted length in frames.
     tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
+    #: Refused by a checkpoint of another type; `None` = whatever the checkpoint is.
+    task_type: TaskType | None = None
+    #: Whether a Qwen3-TTS model reads a token of the text per frame, or all of it up front; `None` = as its authors do.
+    streaming_text: bool | None = None
+    voice: str | None = None
     reference: Any = None
     reference_text: str | None = None
     #: Put between `reference_text` and `text`; `None` = one space, only where the scripts use spaces and neither side
@@ -126,9 +191,11 @@ class SpeechRequest(StrictModel):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     #: Hard cap on new frames; `None` = the engine's default.
     max_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    #: The model may not stop before it has made this many frames.
+    min_frames: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
     @field_validator(
-        "text", "language", "instruction", "quality", "sound_event", "ambient_sound", "reference_text", "join"
+        "text", "language", "instruction", "quality", "sound_event", "ambient_sound", "voice", "reference_text", "join"
     )
     @classmethod
     def _readable(cls, value: str | None) -> str | None:
@@ -163,12 +230,20 @@ class SpeechRequest(StrictModel):
         return items
 
     @model_validator(mode="after")
-    def _continuation_has_one_reference(self) -> SpeechRequest:
+    def _one_voice(self) -> SpeechRequest:
+        if self.voice is not None and (self.references or self.reference_text is not None):
+            raise ValueError("voice and reference both say who speaks; give one of them")
         if self.reference_text is not None and len(self.references) != 1:
             raise ValueError(
                 f"reference_text needs exactly one reference, got {len(self.references)}; "
                 "leave the transcript out to clone from several recordings"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _least_is_not_above_most(self) -> SpeechRequest:
+        if self.max_frames is not None and self.min_frames > self.max_frames:
+            raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}; lower it")
         return self
 
     @property
@@ -182,13 +257,27 @@ class SpeechRequest(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceNeeds:
+    """What a prompt is made from, of each of its recordings."""
+
+    #: The codec's codes, int64 [F, N].
+    codes: bool
+    #: The voice as one vector, float32 [D].
+    voice: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRows:
     """A request as the talker reads it, and what the codec must have heard by the first new frame."""
 
-    #: int64 [L, 1 + N]: the text id, then the codes (all the pad code where the row is text).
+    #: int64 [L, 1 + N]: the text id, then the codes (a family's own number where the row has none).
     rows: NDArray[np.int64]
     #: int64 [F, N]: the recording that the new frames continue, which the codec is primed with; no frames otherwise.
     prefix_codes: NDArray[np.int64]
+    #: int64 [Q]: text ids of the first Q new frames; those of all others are the same in every request.
+    frame_texts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    #: float32 [D]: the recording's voice, for a family that reads it as one vector; [0] otherwise.
+    voice: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +314,8 @@ class RequestEnd:
     timings: Timings
     #: Set when the reason is `error`.
     error: HocketError | None = None
+    #: Rows of its prompt: template, text and references; 0 for one that ended before it had one.
+    prompt_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

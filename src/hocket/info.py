@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 import torch
 
 from hocket.config import EngineConfig
 from hocket.engine.plan import MemoryPlan, plan_memory
-from hocket.errors import CheckpointError, ConfigError
-from hocket.models.checkpoint import read_config, resolve_checkpoint
-from hocket.models.moss_codec.config import MossCodecConfig
-from hocket.models.moss_codec.weights import codec_weight_table, resident_bytes
-from hocket.models.moss_local.config import MossLocalConfig
-from hocket.models.moss_local.weights import talker_weight_table
-from hocket.models.registry import builtin_model, checkpoint_kind, codec_folder
+from hocket.errors import CheckpointError
+from hocket.models.checkpoint import resolve_checkpoint
+from hocket.models.extras import Extras
+from hocket.models.family import CodecPlan, TalkerPlan
+from hocket.models.registry import builtin_model, checkpoint_kind, codec_folder, codec_plan, talker_extras, talker_plan
 from hocket.models.weights import WeightEntry
 
 Fact = str | int | float
-
-#: What the first part of a parameter's path is called in the report.
-TALKER_PARTS = {
-    "text_embedding": "text_embedding",
-    "audio_embedding": "audio_embeddings",
-    "backbone": "backbone",
-    "depth": "depth_transformer",
-    "stop_head": "stop_head",
-}
-CODEC_PARTS = {"encoder": "encoder", "decoder": "decoder", "quantizer": "quantizer"}
 
 
 def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> dict[str, Fact]:
@@ -44,13 +31,17 @@ def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> 
     kind, raw = checkpoint_kind(folder)
     head: dict[str, Fact] = {"checkpoint": str(folder), "kind": kind, "family": str(raw.get("model_type"))}
     if kind == "codec":
-        return {**head, **_codec(raw, dtype)}
-    talker = _talker(raw, dtype)
+        return {**head, **_codec(codec_plan(folder, dtype))}
+    extras = talker_extras(folder)
+    talker = _talker(talker_plan(folder, dtype), dtype) | {
+        "voices": len(extras.voices),
+        "text_front": extras.text_front or "none",
+    }
     try:
         belonging = codec_folder(folder, None)
     except CheckpointError as error:
         return {**head, **talker, "codec": str(error)}
-    codec = _codec(read_config(belonging), dtype)
+    codec = _codec(codec_plan(belonging, dtype))
     totals = {f"total_{name}": int(talker[name]) + int(codec[name]) for name in ("parameters", "weight_bytes")}
     return {
         **head,
@@ -62,48 +53,61 @@ def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> 
     }
 
 
+def checkpoint_extras(model: str | None) -> Extras:
+    """The voices and the text front of `model`. Raises CheckpointError, ConfigError."""
+    return talker_extras(builtin_model() if model is None else resolve_checkpoint(model))
+
+
+def describe_voices(model: str | None) -> list[dict[str, str | None]]:
+    """What each voice of `model` is, the default first. Raises CheckpointError, ConfigError."""
+    return [
+        {
+            "name": name,
+            "description": voice.description,
+            "language": voice.language,
+            "mode": voice.mode,
+            "transcript": voice.transcript,
+            "source": voice.source,
+            "licence": voice.licence,
+        }
+        for name, voice in checkpoint_extras(model).voices.items()
+    ]
+
+
 def engine_memory(model: str | None, codec: str | None, dtype: torch.dtype, config: EngineConfig) -> MemoryPlan:
     """The plan that `Engine.load` follows with these arguments. Raises CheckpointError, ConfigError."""
     folder = builtin_model() if model is None else resolve_checkpoint(model)
-    kind, raw = checkpoint_kind(folder)
-    if kind != "talker":
-        raise ConfigError(f"{folder} is a codec and cannot speak; name a talker", param="model")
-    talker = MossLocalConfig.from_dict(raw)
-    weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker_weight_table(talker, dtype))
+    talker = talker_plan(folder, dtype)
+    weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker.weight_table)
     if codec == "none":
-        return plan_memory(config, talker, None, dtype=dtype, weight_bytes=weights)
-    shape = replace(MossCodecConfig.from_dict(read_config(codec_folder(folder, codec))), compute_dtype=dtype)
-    return plan_memory(config, talker, shape, dtype=dtype, weight_bytes=weights + resident_bytes(shape))
+        return plan_memory(config, talker.config, None, dtype=dtype, weight_bytes=weights)
+    plan = codec_plan(codec_folder(folder, codec), dtype)
+    return plan_memory(config, talker.config, plan.config, dtype=dtype, weight_bytes=weights + plan.resident_bytes)
 
 
-def _talker(raw: Mapping[str, object], dtype: torch.dtype) -> dict[str, Fact]:
-    config = MossLocalConfig.from_dict(raw)
-    backbone, depth = config.backbone, config.depth
+def _talker(plan: TalkerPlan, dtype: torch.dtype) -> dict[str, Fact]:
+    config = plan.config
     return {
         "sample_rate_hz": config.sampling_rate,
         "codebooks": config.n_vq,
         "codebook_size": max(config.audio_codebook_sizes),
-        "text_vocabulary": config.vocab_size,
         "max_context_rows": config.max_positions,
-        "backbone_shape": f"{backbone.layers} layers, width {backbone.hidden_size}, FFN {backbone.intermediate_size}, "
-        f"{backbone.heads}/{backbone.kv_heads} heads x {backbone.head_dim}, RoPE base {backbone.rope_theta:g}",
-        "depth_shape": f"{depth.layers} layers, width {depth.hidden_size}, FFN {depth.intermediate_size}, "
-        f"{depth.heads} heads x {depth.head_dim}, RoPE base {depth.rope_base:g}",
-        **_parameters(talker_weight_table(config, dtype), TALKER_PARTS),
+        **plan.facts,
+        **_parameters(plan.weight_table, plan.parts),
         "kv_bytes_per_row": config.kv_bytes_per_row(dtype),
     }
 
 
-def _codec(raw: Mapping[str, object], dtype: torch.dtype) -> dict[str, Fact]:
-    config = replace(MossCodecConfig.from_dict(raw), compute_dtype=dtype)
+def _codec(plan: CodecPlan) -> dict[str, Fact]:
+    config = plan.config
     return {
         "sample_rate_hz": config.sample_rate,
         "channels": config.channels,
-        "frame_rate_hz": config.frame_rate_hz,
+        "frame_rate_hz": config.sample_rate / config.frame_samples,
         "frame_samples_per_channel": config.frame_samples,
         "codebooks": config.n_codebooks,
         "codebook_size": config.codebook_size,
-        **_parameters(codec_weight_table(config), CODEC_PARTS),
+        **_parameters(plan.weight_table, plan.parts),
     }
 
 

@@ -15,7 +15,8 @@ from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import NO_ROW, DecodeBatch, FrameBatch, PrefillItem, Request, RequestState
-from hocket.engine.scheduler import Scheduler, SchedulerConfig
+from hocket.engine.scheduler import Scheduler
+from hocket.engine.scheduler_config import SchedulerConfig
 
 FRAME_SECONDS = 0.08
 STEP_SECONDS = 0.01

@@ -21,8 +21,8 @@ def request(seed: int, frames: int = 12) -> SpeechRequest:
     return SpeechRequest(text=f"Text {seed}.", seed=seed, max_frames=frames)
 
 
-def whole(chunks: list[AudioChunk]) -> Heard:
-    heard = Heard()
+def whole(speaking: Engine, chunks: list[AudioChunk]) -> Heard:
+    heard = Heard(speaking)
     for chunk in chunks:
         heard.take(chunk)
     return heard
@@ -89,7 +89,7 @@ def test_two_streams_take_turns() -> None:
     for seed, chunks in zip((1, 2), heard, strict=True):
         assert [len(chunk.codes) for chunk in chunks] == [1, 2, 4, 8, 5, 0]
         alone = speaking.generate(request(seed, 20))
-        assert np.array_equal(whole(chunks).all_codes, alone.codes)
+        assert np.array_equal(whole(speaking, chunks).all_codes, alone.codes)
     assert speaking.idle
 
 
@@ -104,7 +104,7 @@ def test_generate_inside_a_stream_and_beside_add() -> None:
         if number < 3:
             inner = speaking.generate(request(2, 5))
             assert len(inner.codes) == 5
-    assert len(whole(chunks).all_codes) == 20
+    assert len(whole(speaking, chunks).all_codes) == 20
     listener.run()
     for _ in range(2):  # all of it may have been made by the stream
         listener.step()

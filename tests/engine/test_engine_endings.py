@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tiny_qwen3
 import torch
 from tiny_engine import (
     EAGER,
@@ -56,14 +57,24 @@ def looping_talker() -> LoadedTalker:
 
 
 @BOTH
-def test_stop_and_length(lookahead: bool) -> None:
-    requests = [SpeechRequest(text="One.", seed=seed, max_frames=20) for seed in range(8)]
-    heard = hear(engine(guarded(NO_GUARD, lookahead=lookahead), patient_talker()), requests)
+@pytest.mark.parametrize(
+    ("patient", "endless", "voice"),
+    [
+        (patient_talker, endless_talker, None),
+        (tiny_qwen3.patient_talker, tiny_qwen3.endless_talker, tiny_qwen3.voice(1, 0.6)),
+    ],
+)
+def test_stop_and_length(
+    patient: Callable[[], LoadedTalker], endless: Callable[[], LoadedTalker], voice: object, lookahead: bool
+) -> None:
+    requests = [SpeechRequest(text="One.", reference=voice, seed=seed, max_frames=20) for seed in range(8)]
+    heard = hear(engine(guarded(NO_GUARD, lookahead=lookahead), patient()), requests)
     for one in heard:
         assert one.reason == ("length" if len(one.all_codes) == 20 else "stop")
     assert {one.reason for one in heard} == {"stop", "length"}
     one_frame = hear(
-        engine(guarded(NO_GUARD, lookahead=lookahead), endless_talker()), [SpeechRequest(text="One.", max_frames=1)]
+        engine(guarded(NO_GUARD, lookahead=lookahead), endless()),
+        [SpeechRequest(text="One.", reference=voice, max_frames=1)],
     )
     assert [one_frame[0].reason, len(one_frame[0].all_codes)] == ["length", 1]
 
@@ -144,11 +155,19 @@ def test_silence(lookahead: bool, streaming: bool, frames: int) -> None:
 
 @BOTH
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 9])
-@pytest.mark.parametrize("reference", [None, codes(1, 40), noise(1, 4.0)])
-def test_cancel_anywhere(lookahead: bool, steps: int, reference: object) -> None:
+@pytest.mark.parametrize(
+    ("talker", "reference"),
+    [
+        (endless_talker, None),
+        (endless_talker, codes(1, 40)),
+        (endless_talker, noise(1, 4.0)),
+        (tiny_qwen3.endless_talker, tiny_qwen3.voice(1, 2.0)),
+    ],
+)
+def test_cancel_anywhere(lookahead: bool, steps: int, talker: Callable[[], LoadedTalker], reference: object) -> None:
     """Before its first step, in prefill, while priming, while encoding, between chunks, with work in flight."""
     config = guarded(NO_GUARD, lookahead=lookahead).model_copy(update={"prefill_rows_per_step": 64, "rows": 1})
-    listener = Listener(engine(config, endless_talker()))
+    listener = Listener(engine(config, talker()))
     before = "Before." if steps % 2 and reference is not None else None
     request = SpeechRequest(text="One.", reference=reference, reference_text=before)
     name = listener.add(request)
@@ -226,7 +245,8 @@ def test_failure_ends_everything(part: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert end is not None
         assert end.finish_reason == "error"
         assert isinstance(end.error, EngineStoppedError)
-        assert "RuntimeError: CUDA error: an illegal memory access" in str(end.error)
+        assert "(RuntimeError)" in str(end.error)
+        assert "illegal" not in str(end.error), "an exception's text may quote a user"
         assert "\n" not in str(end.error)
         assert isinstance(end.error.__cause__, RuntimeError)
     assert speaking.step() == []
@@ -238,7 +258,7 @@ def test_failure_ends_everything(part: str, monkeypatch: pytest.MonkeyPatch) -> 
         lambda: list(speaking.stream(request)),
     ]
     for call in calls:
-        with pytest.raises(EngineStoppedError, match="CUDA error"):
+        with pytest.raises(EngineStoppedError, match="RuntimeError"):
             call()
     assert speaking.stats().steps > 0
 
@@ -264,9 +284,9 @@ def test_failure_reaches_callers_inside() -> None:
     next(stream)
     with pytest.MonkeyPatch.context() as patch:
         break_part(patch, speaking, "launch")
-        with pytest.raises(EngineStoppedError, match="CUDA error"):
+        with pytest.raises(EngineStoppedError, match="RuntimeError"):
             speaking.generate(SpeechRequest(text="Two."))
-    with pytest.raises(EngineStoppedError, match="CUDA error"):
+    with pytest.raises(EngineStoppedError, match="RuntimeError"):
         list(stream)
 
 

@@ -24,6 +24,8 @@ from hocket.config import EngineConfig
 
 #: K/V rows of an engine of so many rows, without and with a prefix cache: less than its requests come to want.
 KV_ROWS = {1: (320, 320), 2: (400, 260), 7: (1000, 500), 16: (2000, 700)}
+#: Prompts of Qwen3-TTS are shorter.
+QWEN3_KV_ROWS = {1: (128, 128), 2: (160, 128), 7: (180, 160), 16: (400, 360)}
 
 
 def check(config: EngineConfig, talker: str, numbers: list[int], schedule: int) -> int:
@@ -63,18 +65,20 @@ def check(config: EngineConfig, talker: str, numbers: list[int], schedule: int) 
     return stats.preemptions
 
 
-def tight(rows: int, *, prefix_cache: bool, lookahead: bool) -> EngineConfig:
-    update = {"kv_rows": KV_ROWS[rows][prefix_cache], "prefix_cache": prefix_cache, "lookahead": lookahead}
+def tight(rows: int, talker: str, *, prefix_cache: bool, lookahead: bool) -> EngineConfig:
+    kv_rows = (QWEN3_KV_ROWS if "qwen3" in talker else KV_ROWS)[rows][prefix_cache]
+    update = {"kv_rows": kv_rows, "prefix_cache": prefix_cache, "lookahead": lookahead}
     return STRICT.model_copy(update={"rows": rows} | update)
 
 
-def test_traffic_is_worth_playing() -> None:
+@pytest.mark.parametrize("talker", ["patient", "patient qwen3"])
+def test_traffic_is_worth_playing(talker: str) -> None:
     """Speech of many lengths, ended by the talker and by the cap."""
-    heard = [alone(number, "patient") for number in range(0, 64, 2)]
-    assert len({len(one.all_codes) for one in heard}) >= 12
+    heard = [alone(number, talker) for number in range(0, 64, 2 if talker == "patient" else 4)]
+    assert len({len(one.all_codes) for one in heard}) >= len(heard) // 3
     reasons = [one.reason for one in heard]
-    assert reasons.count("stop") >= 5
-    assert reasons.count("length") >= 5
+    assert reasons.count("stop") >= len(heard) // 6
+    assert reasons.count("length") >= len(heard) // 6
 
 
 @pytest.mark.parametrize(
@@ -86,12 +90,14 @@ def test_traffic_is_worth_playing() -> None:
         (7, "endless", False, True, 4),
         (16, "patient", False, False, 2),
         (16, "endless", True, True, 3),
+        (2, "patient qwen3", True, True, 8),
+        (7, "endless qwen3", True, True, 8),
     ],
 )
 def test_alone_or_in_company(rows: int, talker: str, prefix_cache: bool, lookahead: bool, share: int) -> None:
-    config = tight(rows, prefix_cache=prefix_cache, lookahead=lookahead)
+    config = tight(rows, talker, prefix_cache=prefix_cache, lookahead=lookahead)
     preemptions = check(config, talker, list(range(0, 64, share)), schedule=rows)
-    if talker == "endless":
+    if "endless" in talker:
         assert preemptions > 0
 
 
@@ -100,9 +106,9 @@ def test_alone_or_in_company(rows: int, talker: str, prefix_cache: bool, lookahe
 @pytest.mark.parametrize("talker", TALKERS)
 @pytest.mark.parametrize("rows", [1, 2, 7, 16])
 def test_alone_or_in_company_full(rows: int, talker: str, schedule: int) -> None:
-    config = tight(rows, prefix_cache=schedule != 102, lookahead=schedule != 103)
+    config = tight(rows, talker, prefix_cache=schedule != 102, lookahead=schedule != 103)
     preemptions = check(config, talker, list(range(64)), schedule)
-    if talker == "endless" and rows > 1:
+    if "endless" in talker and rows > 1:
         assert preemptions > 0
 
 

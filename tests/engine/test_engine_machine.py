@@ -18,7 +18,7 @@ class EngineMachine(RuleBasedStateMachine):
         rows=st.integers(1, 4),
         lookahead=st.booleans(),
         prefix_cache=st.booleans(),
-        talker=st.sampled_from(["patient", "endless"]),
+        talker=st.sampled_from(["patient", "endless", "endless qwen3"]),
         seed=st.integers(0, 9),
     )
     def start(self, rows: int, lookahead: bool, prefix_cache: bool, talker: str, seed: int) -> None:

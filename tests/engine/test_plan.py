@@ -50,7 +50,8 @@ def test_the_plan_is_what_the_tensors_take(golden: Path, dtype: str, strict: boo
     states = [codec._state, references._state, conversions._encoder, conversions._decoder]
     assert plan.ring_bytes == sum(state.nbytes for state in states)
     codebook_numbers = talker._codebooks_N.nbytes
-    assert plan.row_bytes == sum(tensor.nbytes for tensor in tensors_of(talker)) - codebook_numbers
+    own = [*tensors_of(talker), *tensors_of(talker._sampling)]
+    assert plan.row_bytes == sum(tensor.nbytes for tensor in own) - codebook_numbers
     weights = [*talker.talker.parameters(), *codec.codec.parameters(), *codec.codec.buffers()]
     assert plan.weight_bytes == sum(tensor.nbytes for tensor in weights)
 

@@ -17,8 +17,8 @@ from hocket.config import ChunkPolicy, EngineConfig, ReferenceCacheConfig
 from hocket.core import SpeechRequest
 from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS, ReferenceEncoder
 from hocket.errors import CapacityError, ConfigError, ReferenceAudioError
+from hocket.models.codec_state import CodecState
 from hocket.models.moss_codec.codec import MossCodec
-from hocket.models.moss_codec.state import CodecState
 
 MANY = ReferenceCacheConfig()
 
@@ -57,10 +57,11 @@ def calls() -> Iterator[list[tuple[int, int]]]:
     original = MossCodec.encode
 
     def record(
-        self: MossCodec, samples: Tensor, state: CodecState, rows: Tensor, counts: Tensor, n_codebooks: int
+        self: MossCodec, samples: Tensor, state: CodecState, rows: Tensor, lengths: Tensor, n_codebooks: int
     ) -> Tensor:
+        counts = lengths // FRAME_SAMPLES
         seen.append((int((counts > 0).sum()), int(counts.sum())))
-        return original(self, samples, state, rows, counts, n_codebooks)
+        return original(self, samples, state, rows, lengths, n_codebooks)
 
     with mock.patch.object(MossCodec, "encode", record):
         yield seen

@@ -12,7 +12,7 @@ from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import NO_ROW, Request, RequestState
-from hocket.engine.scheduler import SchedulerConfig
+from hocket.engine.scheduler_config import SchedulerConfig
 from hocket.errors import CapacityError, HocketError, InvalidRequestError
 
 CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=4, min_batch=1)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scheduler_simulation import Simulation, prompt_of
 
 from hocket.config import ChunkPolicy
-from hocket.engine.scheduler import SchedulerConfig
+from hocket.engine.scheduler_config import SchedulerConfig
 from hocket.errors import CapacityError, InvalidRequestError
 
 SMALL_CHUNKS = ChunkPolicy(

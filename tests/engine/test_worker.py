@@ -45,6 +45,8 @@ class FakeEngine:
     samples: int = 24
     #: Called before every step.
     before_step: Callable[[], None] = lambda: None
+    #: How long a request takes to be opened.
+    add_seconds: float = 0.0
     config: EngineConfig = field(default_factory=EngineConfig)
     context_rows: int = 4096
     frame_seconds: float = 0.08
@@ -53,6 +55,7 @@ class FakeEngine:
     open: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     steps: int = 0
+    added: int = 0
 
     @property
     def idle(self) -> bool:
@@ -62,6 +65,8 @@ class FakeEngine:
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
     ) -> str:
         assert request_id is not None
+        time.sleep(self.add_seconds)
+        self.added += 1
         if request.text == "full":
             raise CapacityError("no room")
         self.open[request_id] = int(request.text)
@@ -360,3 +365,69 @@ def test_an_idle_worker_gives_signs_of_life() -> None:
             seen.append(type(decode_from_worker(socket.recv(copy=False))))
         assert seen == [Ready, Heartbeat, Heartbeat, Heartbeat]
         socket.close(linger=0)
+
+
+def test_requests_that_were_cancelled_before_they_were_opened_cost_nothing() -> None:
+    """Where steps are slow, arrivals pile up: those that have left by then must not be worked off one by one."""
+    engine = FakeEngine(before_step=lambda: time.sleep(0.2), add_seconds=0.02)
+
+    async def body(client: EngineClient) -> None:
+        running = await client.submit(SpeechRequest(text="12"))
+        await anext(running)
+        before = engine.steps
+        streams = [await client.submit(SpeechRequest(text="1000")) for _ in range(60)]
+        for stream in streams:
+            stream.cancel()
+        for stream in streams:
+            chunks = [chunk async for chunk in stream]
+            assert chunks[-1].end is not None
+            assert chunks[-1].end.finish_reason == "cancelled"
+        assert engine.steps - before <= 3
+        assert engine.added < 10
+        assert len([chunk async for chunk in running]) == 12
+        assert (await client.stats()).open_requests == 0
+
+    with serving(engine) as served:
+        with_client(served, body)
+
+
+def test_a_burst_is_opened_in_few_steps_however_slow_they_are() -> None:
+    engine = FakeEngine(before_step=lambda: time.sleep(0.3), add_seconds=0.002)
+
+    async def body(client: EngineClient) -> None:
+        running = await client.submit(SpeechRequest(text="20"))
+        await anext(running)
+        streams = [await client.submit(SpeechRequest(text="1000")) for _ in range(40)]
+        stats = await client.stats()  # overtakes them
+        assert stats.open_requests == 41
+        # A tenth of 0.3 s opens some 14 of them at a time, where 5 ms would open 2.
+        steps = 0
+        while len(engine.open) < 41:
+            await anext(running)
+            steps += 1
+        assert steps <= 10
+        for stream in streams:
+            stream.cancel()
+
+    with serving(engine) as served:
+        with_client(served, body)
+
+
+def test_more_than_may_wait_are_refused_at_once() -> None:
+    engine = FakeEngine(before_step=lambda: time.sleep(0.2), config=EngineConfig(max_waiting=5), add_seconds=0.01)
+
+    async def body(client: EngineClient) -> None:
+        running = await client.submit(SpeechRequest(text="5"))
+        await anext(running)
+        streams = [await client.submit(SpeechRequest(text="1")) for _ in range(30)]
+        refused = 0
+        for stream in streams:
+            try:
+                async for _ in stream:
+                    pass
+            except CapacityError:
+                refused += 1
+        assert 10 < refused < 30
+
+    with serving(engine) as served:
+        with_client(served, body)

@@ -61,6 +61,7 @@ def test_request_travels_exactly() -> None:
         sampling=Sampling(temperature=0.1 + 0.2, top_p=1e-9, top_k=0, repetition_penalty=1.1, stop_temperature=0.3),
         seed=MAX_SEED,
         max_frames=1_000_000,
+        min_frames=3,
     )
     samples = np.random.default_rng(0).normal(size=(3, 1000)).astype(np.float32)
     samples[0, :4] = [-0.0, math.inf, math.nan, 1e-45]
@@ -122,14 +123,14 @@ def test_chunk_travels_exactly(frames: int) -> None:
 def test_end_travels_with_its_error(error: type[errors.HocketError] | None) -> None:
     timings = Timings(0.1, 0.2, math.nan, 1e9, 0.0)
     problem = None if error is None else error("it is so; do that", param="text")
-    end = RequestEnd("stop" if error is None else "error", MAX_SEED, timings, problem)
+    end = RequestEnd("stop" if error is None else "error", MAX_SEED, timings, problem, prompt_rows=77)
     chunk = AudioChunk("a", np.zeros((2, 0), np.float32), 300, np.zeros((0, 12), np.int64), end)
     header, *rest = wire(chunk_message("b", chunk))
     message = decode_from_worker(header)
     assert isinstance(message, Chunk)
     got = read_chunk(message, rest).end
     assert got is not None
-    assert (got.finish_reason, got.seed) == (end.finish_reason, end.seed)
+    assert (got.finish_reason, got.seed, got.prompt_rows) == (end.finish_reason, end.seed, 77)
     np.testing.assert_equal(astuple(got.timings), astuple(timings))
     assert type(got.error) is (type(None) if error is None else error)
     if got.error is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import tiny_qwen3
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +23,7 @@ from hocket.engine.request import FrameBatch
 from hocket.engine.talker_runner import FramesInFlight, PageTable, TalkerRunner
 from hocket.models.family import Codec, LoadedTalker
 from hocket.models.moss_local.talker import STOP, MossLocalTalker
+from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -110,7 +112,8 @@ class TickingClock:
 def engine(
     config: EngineConfig, model: LoadedTalker, *, with_codec: bool = True, clock: TickingClock | None = None
 ) -> Engine:
-    parts = assemble(model, codec() if with_codec else None, config)
+    own_codec = tiny_qwen3.codec if isinstance(model.talker, Qwen3TtsTalker) else codec
+    parts = assemble(model, own_codec() if with_codec else None, config)
     return from_parts(parts, clock)
 
 
@@ -120,33 +123,35 @@ def from_parts(parts: EngineParts, clock: TickingClock | None = None) -> Engine:
 
 @dataclass(slots=True)
 class Heard:
-    """What a client has got of one request."""
+    """What a client has got of one request of an engine."""
 
+    engine: Engine
     codes: list[NDArray[np.int64]] = field(default_factory=list)
     samples: list[NDArray[np.float32]] = field(default_factory=list)
     end: RequestEnd | None = None
 
     def take(self, chunk: AudioChunk) -> None:
         assert self.end is None, "a chunk after the last one"
-        assert chunk.sample_rate == SAMPLE_RATE
+        assert chunk.sample_rate == self.engine.sample_rate
         assert chunk.codes.dtype == np.int64
         assert chunk.samples.dtype == np.float32
         self.codes.append(chunk.codes)
         self.samples.append(chunk.samples)
         self.end = chunk.end
         if chunk.end is None:
-            assert chunk.samples.shape == (2, len(chunk.codes) * FRAME_SAMPLES)
+            frame_samples = round(self.engine.frame_seconds * self.engine.sample_rate)
+            assert chunk.samples.shape == (self.engine.channels, len(chunk.codes) * frame_samples)
             assert len(chunk.codes) > 0
         else:
-            assert chunk.samples.shape == (2, 0)
+            assert chunk.samples.shape == (self.engine.channels, 0)
 
     @property
     def all_codes(self) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros((0, N_VQ), np.int64), *self.codes])
+        return np.concatenate([np.zeros((0, self.engine._parts.n_vq), np.int64), *self.codes])
 
     @property
     def all_samples(self) -> NDArray[np.float32]:
-        return np.concatenate([np.zeros((2, 0), np.float32), *self.samples], axis=1)
+        return np.concatenate([np.zeros((self.engine.channels, 0), np.float32), *self.samples], axis=1)
 
     @property
     def reason(self) -> str:
@@ -189,7 +194,7 @@ class Listener:
     def add(self, request: SpeechRequest, *, priority: int = 0, streaming: bool = True, name: str | None = None) -> str:
         name = self.engine.add(request, request_id=name, priority=priority, streaming=streaming)
         assert name not in self.heard
-        self.heard[name] = Heard()
+        self.heard[name] = Heard(self.engine)
         return name
 
     def step(self) -> list[AudioChunk]:
@@ -283,14 +288,27 @@ def calls(count: int = 64, *, more_frames: int = 0) -> list[Call]:
     return made
 
 
-#: The endless one is asked for 20 frames more: nobody ends before all have grown, so memory does run out.
-TALKERS = {"patient": (patient_talker, 0), "endless": (endless_talker, 20)}
+@cache
+def qwen3_calls(*, more_frames: int = 0) -> list[Call]:
+    """`calls` for the other family."""
+    random = np.random.default_rng(1)
+    requests = tiny_qwen3.requests(WORDS, 64, more_frames)
+    return [Call(one, int(random.choice([0, 0, 0, 1, 5])), bool(random.random() < 0.7)) for one in requests]
+
+
+#: The endless ones are asked for 20 frames more: nobody ends before all have grown, so memory does run out.
+TALKERS = {
+    "patient": (patient_talker, calls, 0),
+    "endless": (endless_talker, calls, 20),
+    "patient qwen3": (tiny_qwen3.patient_talker, qwen3_calls, 0),
+    "endless qwen3": (tiny_qwen3.endless_talker, qwen3_calls, 20),
+}
 
 
 def traffic(talker: str) -> tuple[LoadedTalker, list[Call]]:
     """A talker and the calls to make."""
-    make_talker, more_frames = TALKERS[talker]
-    return make_talker(), calls(more_frames=more_frames)
+    make_talker, make_calls, more_frames = TALKERS[talker]
+    return make_talker(), make_calls(more_frames=more_frames)
 
 
 def alone(number: int, talker: str) -> Heard:

@@ -110,7 +110,7 @@ def test_a_hub_id_is_downloaded_as_data_only(hub: Hub) -> None:
     assert (first, second) == ("model_info", "snapshot_download")
     assert look_up["revision"] == download["revision"] == "v1"
     assert look_up["timeout"] == download["etag_timeout"] == 10.0
-    assert download["allow_patterns"] == ["*.json", "*.safetensors", "*.txt", "tokenizer.model"]
+    assert download["allow_patterns"] == ["*.json", "*.safetensors", "*.txt", "tokenizer.model", "voices/*.npy"]
     # The stand-in takes any option; the real functions must know these.
     assert look_up.keys() <= signature(REAL_MODEL_INFO).parameters.keys()
     assert download.keys() <= signature(REAL_SNAPSHOT_DOWNLOAD).parameters.keys()

@@ -95,6 +95,11 @@ def sampling_batch(rows: int, repetition_penalty: float = 1.0, temperature: floa
     )
 
 
+def slot_of(talker: MossLocalTalker) -> Tensor:
+    """[1]: text id of a generated frame."""
+    return torch.tensor([talker.config.frame_text_id])
+
+
 def right_padded(prompts: Sequence[Tensor], fill: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=fill)
 
@@ -138,7 +143,7 @@ def generate(
         seen_BNV.scatter_(2, codes_BN[..., None], True)
         counts = [int(going) for going in running]
         starts = [length + frame if going else 0 for length, going in zip(lengths, running, strict=True)]
-        x_B1D = talker.embed_frame(codes_BN)[:, None]
+        x_B1D = talker.embed_frame(codes_BN, slot_of(talker).expand(len(prompts)))[:, None]
         hidden_BD = talker.backbone(x_B1D, pages.kv, pages.batch(starts, counts))[:, 0]
     return [torch.stack(rows) if rows else torch.empty(0, n_vq, dtype=torch.int64) for rows in frames]
 
@@ -237,7 +242,7 @@ def test_teacher_forced_hidden_states_stepwise_and_whole(
     hidden = talker.backbone(talker.embed(prompt[None]), pages.kv, pages.batch([0], [len(prompt)]))[:, -1]
     for frame, codes_N in enumerate(frames_FN):
         assert_close(hidden[0], wanted_FD[frame])
-        x_B1D = talker.embed_frame(codes_N[None])[:, None]
+        x_B1D = talker.embed_frame(codes_N[None], slot_of(talker))[:, None]
         hidden = talker.backbone(x_B1D, pages.kv, pages.batch([len(prompt) + frame], [1]))[:, 0]
     assert_close(hidden[0], wanted_FD[-1])
 
@@ -270,7 +275,7 @@ def test_embed_frame_is_embed_of_the_slot_row(talker: MossLocalTalker) -> None:
     codes_BN = torch.arange(24).view(2, 12)
     slot_B1 = torch.full((2, 1), talker.config.audio_assistant_slot_token_id)
     rows_B1R = torch.cat((slot_B1, codes_BN), 1)[:, None]
-    assert torch.equal(talker.embed_frame(codes_BN), talker.embed(rows_B1R)[:, 0])
+    assert torch.equal(talker.embed_frame(codes_BN, slot_B1[:, 0]), talker.embed(rows_B1R)[:, 0])
 
 
 def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:

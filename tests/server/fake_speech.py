@@ -23,12 +23,17 @@ from hocket.engine.request import SchedulerStats
 from hocket.engine.speech_stream import SpeechStream
 from hocket.engine.statistics import EngineStats, Meter
 from hocket.errors import CapacityError, EngineStoppedError, HocketError
+from hocket.pool import WorkerStatus
 from hocket.prompt.reference import load_reference_codes, prepare_reference
-from hocket.server.serve import BUILTIN_VOICES, uvicorn_server
+from hocket.prompt.text_front import TextFront
+from hocket.server.serve import uvicorn_server
 from hocket.server.voices import VoiceStore
+from hocket.voices import ONLY_DEFAULT
 
 RATE = 24_000
 FRAME_SAMPLES = 1920
+#: Of every request's prompt.
+PROMPT_ROWS = 107
 
 
 @dataclass
@@ -51,6 +56,7 @@ class FakeEngine:
     error_after: int | None = None
     reason: FinishReason = "stop"
     late_seconds: float = 0.0
+    text_front: TextFront | None = None
 
     requests: list[SpeechRequest] = field(default_factory=list)
     finished: int = 0
@@ -78,7 +84,12 @@ class FakeEngine:
             reference_max_seconds=60.0,
             reference_min_rms=1e-4,
             reference_max_file_bytes=2**20,
+            text_front=self.text_front,
         )
+
+    @property
+    def workers(self) -> list[WorkerStatus]:
+        return [WorkerStatus(self.state, self.rows, self.open)]
 
     @property
     def open(self) -> int:
@@ -103,11 +114,12 @@ class FakeEngine:
         self._open[stream] = asyncio.create_task(self._speak(stream, request))
         return stream
 
-    async def stats(self) -> Stats:
-        _ = self.facts
+    async def stats(self) -> list[Stats | None]:
+        if self.state in ("starting", "down"):
+            return [None]
         scheduler = SchedulerStats(**dict.fromkeys(SchedulerStats.__dataclass_fields__, 0) | {"running": self.running})
         engine = EngineStats.of(Meter(), scheduler, preparing=0, reference_hits=0, reference_misses=0)
-        return Stats(engine, 1, len(self._open))
+        return [Stats(engine, 1, len(self._open))]
 
     async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
         if self.error is not None:
@@ -158,7 +170,7 @@ class FakeEngine:
 
     def _end(self, stream: SpeechStream, reason: FinishReason) -> AudioChunk:
         empty, none = np.zeros((self.channels, 0), np.float32), np.zeros((0, 4), np.int64)
-        end = RequestEnd(reason, 0, Timings(late_seconds=self.late_seconds))
+        end = RequestEnd(reason, 0, Timings(late_seconds=self.late_seconds), prompt_rows=PROMPT_ROWS)
         return AudioChunk(stream.request_id, empty, RATE, none, end)
 
 
@@ -189,4 +201,4 @@ def wait_until(condition: object, seconds: float = 10.0) -> None:
 
 def new_store(folder: Path) -> VoiceStore:
     """A store of voices in `folder`, as `hocket serve` makes it."""
-    return VoiceStore(folder / "voices", BUILTIN_VOICES)
+    return VoiceStore(folder / "voices", ONLY_DEFAULT)

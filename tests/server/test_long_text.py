@@ -209,3 +209,25 @@ def test_hostile_texts_take_linear_time(text: str) -> None:
     split_text(text, 400)
     pushed([text], 400)
     assert time.perf_counter() - start < 5
+
+
+@settings(deadline=None)
+@given(text=st.text(alphabet="ab1 .,\n", max_size=300), most=st.integers(20, 60))
+def test_pieces_are_measured_by_what_they_say(text: str, most: int) -> None:
+    """A digit says ten letters."""
+
+    def length(piece: str) -> int:
+        return sum(10 if c.isdigit() else 1 for c in piece)
+
+    pieces = split_text(text, most, length)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+    assert all(length(piece) <= most or len(piece) <= 20 for piece in pieces)
+    if length(text) == len(text):
+        assert pieces == split_text(text, most)
+
+
+def test_a_piece_that_says_more_is_cut_into_even_parts_at_sentences() -> None:
+    text = "Call 1234. Call 5678. Call 9012. Call 3456."
+    parts = ["Call 1234. Call 5678.", "Call 9012. Call 3456."]
+    assert split_text(text, 60, lambda piece: 2 * len(piece)) == parts
+    assert split_text("1984", 20, lambda piece: 99) == ["1984"]

@@ -170,6 +170,7 @@ def test_health_says_what_is(tmp_path: Path, state: Any) -> None:
             "rows": 4,
             "speaking": 0,
             "waiting": 0,
+            "workers": [{"status": "ready", "rows": 4, "open_requests": 0}],
         }
         engine.state = state
         health = httpx.get(f"{address}/health")

@@ -29,7 +29,7 @@ def test_the_shipped_profiles() -> None:
     assert profile_names() == ["cpu", "default", "latency", "throughput"]
     for name in profile_names():
         loaded = load_profile(name)
-        assert loaded.profile.engine_spec.config == loaded.profile.engine
+        assert [spec.config for spec in loaded.profile.engine_specs] == [loaded.profile.engine]
     assert load_profile("default").profile.device == "cpu"
     assert load_profile("throughput").profile.engine.rows == 256
     assert load_profile("latency").origins["device"] == "profile latency"
@@ -128,7 +128,7 @@ def test_every_setting_is_printed() -> None:
     printed = {line.split()[0] for line in run("serve", "--print-config").out.splitlines()}
     assert printed == set(load_profile("default").origins)
     assert {"model", "server.fetch.allow_private", "engine.reference_cache.folder"} <= printed
-    assert Profile().served_name == "babble"
+    assert Profile().served_name == "hocket-mini"
 
 
 def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Real clients against `hocket serve` as users start it: a process of its own, on loopback, the built-in model."""
+"""Real clients against `hocket serve` as users start it: a process of its own, on loopback, a model that babbles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hocket.audio import FORMATS, encode_audio
 
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 
-#: The built-in model, a random placeholder, goes on for 7.7 s with this seed.
+#: The model goes on for 7.7 s with this seed.
 TEXT, SEED = "Hello from a real client.", 45
 KEY = "sk-test"
 #: Samples that a lossy coding may add or hide at each end, in its own frames.
@@ -70,9 +70,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(home: Path) -> Iterator[str]:
-    settings = ("engine.rows=4", "engine.max_context_rows=1024", "server.drain_seconds=10")
-    with hocket_serve(home, *(f"--set={setting}" for setting in settings)) as (url, _):
+def address(home: Path, babble: Path) -> Iterator[str]:
+    settings = ("server.model_name=babble", "engine.rows=4", "engine.max_context_rows=1024", "server.drain_seconds=10")
+    with hocket_serve(home, str(babble), *(f"--set={setting}" for setting in settings)) as (url, _):
         yield url
 
 
@@ -251,7 +251,7 @@ def rows_in_use(http: httpx.Client) -> float:
     lines = http.get("/metrics").text.splitlines()
     numbers = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     rows = ["rows_waiting", "rows_prefilling", "rows_running", "references_preparing", "open_requests"]
-    return sum(float(numbers[f'hocket_engine{{name="{name}"}}']) for name in rows)
+    return sum(float(numbers[f'hocket_engine{{name="{name}",worker="0"}}']) for name in rows)
 
 
 def test_40_random_disconnects_leave_no_rows(http: httpx.Client, address: str) -> None:
@@ -274,8 +274,9 @@ def test_40_random_disconnects_leave_no_rows(http: httpx.Client, address: str) -
     assert http.post("/v1/audio/speech", json={"input": TEXT, "max_new_tokens": 5, "seed": SEED}).status_code == 200
 
 
-def test_sigterm_lets_open_requests_finish(tmp_path: Path) -> None:
-    with hocket_serve(tmp_path, "--set=engine.rows=2", "--set=engine.max_context_rows=1024") as (address, process):
+def test_sigterm_lets_open_requests_finish(tmp_path: Path, babble: Path) -> None:
+    settings = ("--set=engine.rows=2", "--set=engine.max_context_rows=1024")
+    with hocket_serve(tmp_path, str(babble), *settings) as (address, process):
         bodies: list[int] = []
         headers = {"authorization": f"Bearer {KEY}"}
 
@@ -301,8 +302,8 @@ def test_sigterm_lets_open_requests_finish(tmp_path: Path) -> None:
     assert TEXT not in log
 
 
-def test_sigterm_lets_a_long_text_finish_all_its_pieces(tmp_path: Path) -> None:
-    with hocket_serve(tmp_path, "--set=server.segment_characters=40") as (address, process):
+def test_sigterm_lets_a_long_text_finish_all_its_pieces(tmp_path: Path, babble: Path) -> None:
+    with hocket_serve(tmp_path, str(babble), "--set=server.segment_characters=40") as (address, process):
         fields = {"input": "A sentence of some length goes here. " * 6, "response_format": "pcm", "seed": SEED}
         headers = {"authorization": f"Bearer {KEY}"}
         url = f"{address}/v1/audio/speech"

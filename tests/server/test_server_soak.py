@@ -81,9 +81,9 @@ async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 
 
 
 @pytest.mark.slow
-def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(tmp_path: Path, babble: Path) -> None:
     settings = (f"engine.rows={ROWS}", "engine.max_context_rows=512", "server.max_queue=50")
-    with hocket_serve(tmp_path, *(f"--set={setting}" for setting in settings)) as (address, process):
+    with hocket_serve(tmp_path, str(babble), *(f"--set={setting}" for setting in settings)) as (address, process):
         asyncio.run(crowd(address, SECONDS / 4))  # whatever is made once is there then
         before = resident_bytes(process.pid)
         outcomes = asyncio.run(crowd(address, SECONDS))

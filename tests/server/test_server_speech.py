@@ -17,7 +17,7 @@ import av
 import httpx
 import numpy as np
 import pytest
-from fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
+from fake_speech import FRAME_SAMPLES, PROMPT_ROWS, RATE, FakeEngine, new_store, on_loopback, wait_until
 from numpy.typing import NDArray
 
 from hocket.audio import FORMATS, decode_audio, encode_audio
@@ -119,7 +119,7 @@ def test_every_format_in_every_form(http: httpx.Client, response_format: str, sp
     done = events[-1]
     assert done["audio_seconds"] == pytest.approx(expected, abs=1 / RATE)
     assert (done["seed"], done["finish_reason"], done["sample_rate"], done["channels"]) == (7, "stop", rate, 1)
-    assert done["usage"] == {"input_tokens": 13, "output_tokens": 13, "total_tokens": 26}
+    assert done["usage"] == {"input_tokens": PROMPT_ROWS, "output_tokens": 13, "total_tokens": PROMPT_ROWS + 13}
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -169,27 +169,23 @@ def test_every_field_reaches_the_engine(http: httpx.Client, engine: FakeEngine) 
         top_k=20,
         repetition_penalty=1.1,
         max_new_tokens=50,
-        min_new_tokens=0,
+        min_new_tokens=4,
         tokens=13,
         seed=0,
     )
     request = engine.requests[-1]
-    assert request.model_dump(exclude={"sampling"}) == {
+    assert request.model_dump(exclude={"sampling"}, exclude_defaults=True) == {
         "text": "Hello, world.",
         "language": "German",
         "instruction": "leise",
-        "quality": None,
-        "sound_event": None,
-        "ambient_sound": None,
         "tokens": 13,
         "reference": (),
-        "reference_text": None,
-        "join": None,
         "seed": 0,
         "max_frames": 50,
+        "min_frames": 4,
     }
     wanted = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "stop_temperature": 1.0}
-    assert request.sampling.model_dump() == wanted
+    assert request.sampling.model_dump(exclude_none=True) == wanted
 
 
 def test_a_seed_is_drawn_reported_and_repeats(http: httpx.Client, engine: FakeEngine) -> None:
@@ -296,7 +292,7 @@ def test_a_voice_from_upload_to_deletion(tmp_path: Path) -> None:
         ({"name": "../x"}, {"audio_sample": b"x"}, "name", "no voice name"),
         ({"name": "n" * 300}, {"audio_sample": b"x"}, "name", "64 bytes"),
         ({"name": "\U0001f600"}, {"audio_sample": b"x"}, "name", "no voice name"),
-        ({"name": "default"}, {"audio_sample": b"x"}, "name", "comes with the server"),
+        ({"name": "default"}, {"audio_sample": b"x"}, "name", "comes with the model"),
         ({"name": "x", "pitch": "9"}, {"audio_sample": b"x"}, "pitch", "unknown field"),
         ({"name": "x"}, {"audio_sample": b"x" * 11 * 2**20}, "audio_sample", "limit is 10485760"),
     ],
@@ -370,8 +366,8 @@ def test_the_codec_as_a_service(http: httpx.Client) -> None:
 
 
 def test_models_version_and_documentation(http: httpx.Client) -> None:
-    assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["babble"]
-    assert http.get("/version").json()["model"] == "babble"
+    assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["hocket-mini"]
+    assert http.get("/version").json()["model"] == "hocket-mini"
     document = http.get("/openapi.json").json()
     assert set(document["paths"]) >= {SPEECH, f"{SPEECH}/batch", "/v1/audio/voices", "/v1/models", "/health"}
     schemas = document["components"]["schemas"]
@@ -402,7 +398,8 @@ def test_metrics_count_what_happened(tmp_path: Path) -> None:
         "hocket_frames_total 26.0",
         "hocket_rtf_count 2.0",
         "hocket_ready 1.0",
-        'hocket_engine{name="rows_running"} 0.0',
+        'hocket_engine{name="rows_running",worker="0"} 0.0',
+        'hocket_engine{name="ready",worker="0"} 1.0',
     ):
         assert line in lines, line
     assert any(line.startswith("hocket_audio_seconds_total 2.08") for line in lines)
@@ -415,7 +412,7 @@ def test_a_request_is_one_line_of_log_without_its_text(http: httpx.Client, caplo
         wait_until(lambda: "path=/nowhere" in caplog.text)
     spoken, lost = [record.message for record in caplog.records if record.name == "hocket.request"]
     assert re.fullmatch(
-        r"event=request id=req-\w+ method=POST path=/v1/audio/speech status=200 model=babble frames=17 "
+        r"event=request id=req-\w+ method=POST path=/v1/audio/speech status=200 model=hocket-mini frames=17 "
         r"audio_seconds=1\.36 first_audio_ms=[\d.]+ rtf=[\d.]+ seconds=[\d.]+ reason=stop",
         spoken,
     )

@@ -103,7 +103,7 @@ def test_one_text(url: str, engine: FakeEngine) -> None:
     assert started.pop("request_id").startswith("req-")
     assert started == {
         "type": "started",
-        "model": "babble",
+        "model": "hocket-mini",
         "response_format": "pcm",
         "audio": "binary",
         "sample_rate": RATE,
@@ -320,7 +320,7 @@ def test_disconnect_cancels_at_once(url: str, engine: FakeEngine, politely: bool
         ('{"type": "start", "temperature": "hot"}', "temperature", "number"),
         ('{"type": "start", "response_format": "ogg"}', "response_format", "pcm"),
         ('{"type": "start", "seed": -1}', "seed", "0"),
-        ('{"type": "start", "model": "gpt"}', "model", "babble"),
+        ('{"type": "start", "model": "gpt"}', "model", "hocket-mini"),
         ('{"type": "start", "text": "a\\u0000"}', "text", "NUL"),
         ('{"type": "start", "text": "a\\ud83d"}', "text", "surrogate"),
     ],

@@ -21,13 +21,16 @@ from hocket.audio import FORMATS, decode_audio, encode_audio
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, PreparedReference
 from hocket.errors import ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
-from hocket.server.voices import BuiltinVoice, VoiceDraft, VoiceNotFoundError, VoiceStore, voice_name
+from hocket.server.voices import VoiceDraft, VoiceStore
+from hocket.voices import BuiltinVoice, VoiceNotFoundError, voice_name
 
 RATE = 24000
 CODES = np.arange(24).reshape(8, 3)
 BUILTIN = {
     "default": BuiltinVoice("the model's own"),
-    "echo": BuiltinVoice("a tone", AudioArray(np.full((1, 2400), 0.25, np.float32), RATE), "beep"),
+    "echo": BuiltinVoice("a tone", codes=CODES + 7, transcript="beep", mode="continuation"),
+    "shadow": BuiltinVoice("a tone", codes=CODES + 8, transcript="beep"),
+    "vivian": BuiltinVoice("known to the model", is_speaker=True),
 }
 
 
@@ -73,7 +76,8 @@ def test_an_uploaded_voice_survives_a_restart(store: VoiceStore, tmp_path: Path)
     upload(store, "Anna", description="a sine", transcript="uuuh")
     again = VoiceStore(tmp_path / "voices", BUILTIN)
     assert [(voice.name, voice.kind) for voice in again.listed()] == [
-        *(("default", "builtin"), ("echo", "builtin"), ("anna", "uploaded"))
+        *((name, "builtin") for name in BUILTIN),
+        ("anna", "uploaded"),
     ]
     anna = again.listed()[-1]
     assert (anna.description, anna.transcript, anna.seconds, anna.problem) == ("a sine", "uuuh", 1.0, None)
@@ -106,18 +110,25 @@ def test_a_preview_is_the_normalised_recording(store: VoiceStore) -> None:
     samples_CS = decode_audio(store.preview("anna"), max_bytes=1 << 20, max_seconds=9).samples
     # 0.1 / sqrt(2) is -23 dB; normalising adds 3 dB.
     assert 10 * np.log10(np.mean(np.square(samples_CS))) == pytest.approx(-20, abs=0.1)
-    assert len(store.preview("echo")) == 44 + 4800
     with pytest.raises(VoiceNotFoundError, match="no recording"):
         store.preview("default")
+    assert {voice.name for voice in store.listed() if voice.preview} == {"anna", "echo", "shadow"}
 
 
 def test_builtin_voices_are_there_and_stay(store: VoiceStore) -> None:
     assert store.reference("default", codec="tiny") == (None, None)
-    assert store.reference("Echo", codec="tiny")[1] == "beep"
-    with pytest.raises(InvalidRequestError, match="comes with the server") as caught:
+    codes, words = store.reference("Echo", codec="tiny")
+    assert isinstance(codes, np.ndarray)
+    assert np.array_equal(codes, CODES + 7)
+    assert words == "beep"
+    assert store.reference("shadow", codec="tiny")[1] is None  # cloned: its words are not the model's
+    assert [store.speaker(name) for name in ("Vivian", "echo", "default", "nobody")] == ["vivian", None, None, None]
+    assert store.builtin_codes("ECHO") is BUILTIN["echo"].codes
+    assert store.builtin_codes("default") is None
+    with pytest.raises(InvalidRequestError, match="comes with the model") as caught:
         draft(store, "DEFAULT")
     assert caught.value.param == "name"
-    with pytest.raises(InvalidRequestError, match="comes with the server"):
+    with pytest.raises(InvalidRequestError, match="comes with the model"):
         store.save(VoiceDraft("default", "", None, None), CODES, codec="tiny")
     with pytest.raises(InvalidRequestError, match="cannot be deleted"):
         store.delete("default")
@@ -362,7 +373,7 @@ def test_damage_is_listed_and_not_fatal(store: VoiceStore, tmp_path: Path, damag
     upload(store, "bert")
     damage(tmp_path / "voices" / "anna.voice")
     kinds = {voice.name: voice.kind for voice in store.listed()}
-    assert kinds == {"default": "builtin", "echo": "builtin", "anna": "broken", "bert": "uploaded"}
+    assert kinds == {**dict.fromkeys(BUILTIN, "builtin"), "anna": "broken", "bert": "uploaded"}
     assert next(voice.problem for voice in store.listed() if voice.name == "anna")
     with pytest.raises(InvalidRequestError, match="the voice 'anna' is broken"):
         store.reference("anna", codec="tiny")
@@ -400,8 +411,7 @@ def test_foreign_files_are_left_alone(store: VoiceStore, tmp_path: Path) -> None
         (folder / name).write_bytes(b"")
     assert {(voice.name, voice.kind) for voice in store.listed()} == {
         *{
-            ("default", "builtin"),
-            ("echo", "builtin"),
+            *((name, "builtin") for name in BUILTIN),
             ("Upper", "broken"),
             ("😀", "broken"),
             ("default", "broken"),

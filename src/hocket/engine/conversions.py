@@ -29,7 +29,7 @@ MAX_WAITING = 64
 @dataclass(slots=True, eq=False)
 class _Conversion:
     name: str
-    #: float32 [C, whole frames] to be encoded, or int64 [F, N] to be decoded.
+    #: float32 [C, S] to be encoded, or int64 [F, N] to be decoded.
     content: NDArray[np.float32] | NDArray[np.int64]
     #: Of an encoding; None: all.
     n_codebooks: int | None
@@ -63,7 +63,7 @@ class Conversions:
         return not (self._queue or self._ended)
 
     def encode(self, name: str, samples_CS: NDArray[np.float32], n_codebooks: int | None) -> None:
-        """Queue a recording at the codec's rate and channels; an unfinished frame at its end is padded with silence.
+        """Queue a recording at the codec's rate and channels; an unfinished frame at its end is coded as well.
 
         Raises InvalidRequestError, CapacityError.
         """
@@ -76,10 +76,15 @@ class Conversions:
             raise InvalidRequestError(
                 f"codebooks is {n_codebooks}; this codec has {config.n_codebooks}", param="codebooks"
             )
-        frames = -(-samples_CS.shape[1] // config.frame_samples)
-        padding = frames * config.frame_samples - samples_CS.shape[1]
-        whole_CS = np.pad(samples_CS, ((0, 0), (0, padding)))
-        self._open(_Conversion(name, whole_CS, n_codebooks, frames, self._clock()))
+        frames, most = -(-samples_CS.shape[1] // config.frame_samples), config.max_recording_frames
+        if most is not None and frames > most:
+            longest = most * config.frame_samples / config.sample_rate
+            raise InvalidRequestError(
+                f"the audio lasts {samples_CS.shape[1] / config.sample_rate:.1f} s; this codec's encoder takes "
+                f"{longest:g} s at a time, cut it",
+                param="audio",
+            )
+        self._open(_Conversion(name, samples_CS, n_codebooks, frames, self._clock()))
 
     def decode(self, name: str, codes_FN: NDArray[np.int64]) -> None:
         """Queue codes of the first N codebooks. Raises InvalidRequestError, CapacityError."""
@@ -122,11 +127,13 @@ class Conversions:
         self._queue.append(job)
 
     def _encode_piece(self, job: _Conversion) -> AudioChunk:
-        size = PIECE_FRAMES * self._codec.config.frame_samples
-        first = job.done * self._codec.config.frame_samples
-        piece_CS = np.ascontiguousarray(job.content[:, first : first + size], np.float32)
-        samples_BCS = torch.from_numpy(piece_CS)[None].to(self._device)
-        codes_BTN = self._codec.encode(samples_BCS, self._encoder, self._row_B, None, job.n_codebooks)
+        frame_samples = self._codec.config.frame_samples
+        first, frames = job.done * frame_samples, min(PIECE_FRAMES, job.frames - job.done)
+        piece_CS = np.asarray(job.content[:, first : first + frames * frame_samples], np.float32)
+        padding = frames * frame_samples - piece_CS.shape[1]
+        samples_BCS = torch.from_numpy(np.pad(piece_CS, ((0, 0), (0, padding))))[None].to(self._device)
+        lengths_B = torch.tensor([piece_CS.shape[1]], device=self._device)
+        codes_BTN = self._codec.encode(samples_BCS, self._encoder, self._row_B, lengths_B, job.n_codebooks)
         return self._chunk(job, self._silence(), codes_BTN[0].cpu().numpy())
 
     def _decode_piece(self, job: _Conversion) -> AudioChunk:

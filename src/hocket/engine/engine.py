@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, FinishReason, RequestEnd, Speech, SpeechRequest
+from hocket.core import AudioChunk, FinishReason, RequestEnd, Speech, SpeechRequest, VoiceTraits
 from hocket.engine.codec_runner import DecodedChunk
 from hocket.engine.conversions import Conversions
 from hocket.engine.intake import Intake
+from hocket.engine.interrupts import deferred_interrupt
 from hocket.engine.job import Job, resolve_seed
 from hocket.engine.lanes import CodecLane, TalkerLane
 from hocket.engine.loading import EngineParts, load_parts, new_scheduler
@@ -29,6 +30,8 @@ from hocket.engine.request import DecodeItem
 from hocket.engine.statistics import EngineStats, Meter
 from hocket.errors import EngineStoppedError, InvalidRequestError
 from hocket.progress import progress_bar
+from hocket.prompt.text_front import TextFront, spoken
+from hocket.voices import Voices, with_reference_of_voice
 
 
 class Engine:
@@ -102,6 +105,21 @@ class Engine:
     def frame_seconds(self) -> float:
         """Length of a frame."""
         return self._audio.frame_seconds
+
+    @property
+    def voices(self) -> Voices:
+        """The checkpoint's own, by name: what `SpeechRequest.voice` may say."""
+        return self._parts.voices
+
+    @property
+    def voice_traits(self) -> VoiceTraits:
+        """How the checkpoint takes voices."""
+        return self._parts.voice_traits
+
+    @property
+    def text_front(self) -> TextFront | None:
+        """The language whose numbers, abbreviations and symbols are read out; None: texts are left alone."""
+        return self._parts.text_front
 
     @property
     def context_rows(self) -> int:
@@ -216,7 +234,7 @@ class Engine:
     # ---- one step
 
     def _advance(self) -> None:
-        with self._lock:
+        with self._lock, deferred_interrupt():
             if self._failure is None:
                 self._work()
 
@@ -311,6 +329,7 @@ class Engine:
             raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
         if self._failure is not None:
             raise self._failure
+        request = with_reference_of_voice(spoken(request, self.text_front), self.voices)
         while request_id is None:
             self._names += 1
             name = f"request-{self._names}"
@@ -342,6 +361,7 @@ class Engine:
             seed=job.seed,
             timings=job.timings(self._clock(), self.frame_seconds),
             error=job.error,
+            prompt_rows=0 if job.prompt is None else len(job.prompt.rows),
         )
         # Without a codec the codes were not delivered yet.
         is_codes_only = self._codec is None and job.scheduled is not None and job.scheduled.wants_audio
@@ -365,9 +385,8 @@ class Engine:
 
     def _stop(self, error: BaseException) -> None:
         """End everything: the engine's state is not to be trusted any more."""
-        self._failure = EngineStoppedError(
-            f"the engine has stopped: {type(error).__name__}: {str(error).partition(chr(10))[0]}; load it again"
-        )
+        # Its own text may quote a user, so only `__cause__` has that: no message and no log does.
+        self._failure = EngineStoppedError(f"the engine has stopped ({type(error).__name__}); load it again")
         self._failure.__cause__ = error
         for job in list(self._jobs.values()):
             job.error = self._failure

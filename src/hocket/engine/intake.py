@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core import Reference
+from hocket.core import Reference, ReferenceNeeds
 from hocket.engine.job import Job
 from hocket.engine.loading import EngineParts
 from hocket.engine.runaway import SilenceDetector, frame_budget
@@ -42,8 +42,8 @@ class Intake:
     @property
     def busy(self) -> bool:
         """`step` has work."""
-        references = self._parts.references
-        return bool(self._preparing) or (references is not None and references.busy)
+        encoders = (self._parts.references, self._parts.voice_vectors)
+        return bool(self._preparing) or any(encoder is not None and encoder.busy for encoder in encoders)
 
     def open(self, job: Job) -> None:
         """Queue a request, at once or when its references are encoded.
@@ -52,7 +52,7 @@ class Intake:
         """
         if self.is_full:
             raise CapacityError(f"{self._config.max_waiting} requests are waiting already; try again later")
-        job.references = self._references(job.request.references)
+        self._take_references(job, self._parts.prompt.needs(job.request))
         if job.missing_references:
             self._preparing.append(job)
         else:
@@ -63,12 +63,12 @@ class Intake:
 
         Returns those that end here instead: cancelled ones, and those with an `error`.
         """
-        assert self._parts.references is not None  # else nobody could have come here
         wanted = {key for job in self._preparing if not job.cancelled for key in job.missing_references}
-        finished = self._parts.references.step(wanted)
+        codes = {} if self._parts.references is None else self._parts.references.step(wanted)
+        vectors = {} if self._parts.voice_vectors is None else self._parts.voice_vectors.step(wanted)
         over, waiting = [], []
         for job in self._preparing:
-            job.take_references(finished)
+            job.take_references(codes, vectors)
             if job.cancelled:
                 over.append(job)
             elif job.missing_references or self._scheduler.queue_is_full:
@@ -89,21 +89,24 @@ class Intake:
         self._preparing = waiting
         return over
 
-    def _references(self, references: Sequence[Reference]) -> list[NDArray[np.int64] | str]:
-        """Codes of each, or the key under which they are being made."""
+    def _take_references(self, job: Job, needs: ReferenceNeeds) -> None:
+        """Codes and vectors of the job's references, or the keys under which they are being made."""
         # All are read before the first is submitted: a request that is refused leaves nothing behind.
-        prepared = [self._read(reference) for reference in references]
+        prepared = [self._read(reference, needs) for reference in job.request.references]
         self._check_lengths(prepared)
-        encoder = self._parts.references
-        found: list[NDArray[np.int64] | str] = []
         for content in prepared:
             if np.issubdtype(content.dtype, np.integer):
-                found.append(content.astype(np.int64, copy=False))
+                job.references.append(content.astype(np.int64, copy=False))
                 continue
-            assert encoder is not None  # `_read` has seen to it
-            key, codes = encoder.submit(content.astype(np.float32, copy=False))
-            found.append(key if codes is None else codes)
-        return found
+            samples_CS = content.astype(np.float32, copy=False)
+            if needs.voice:
+                assert self._parts.voice_vectors is not None  # the family needs it, so it has it
+                key, vector = self._parts.voice_vectors.submit(samples_CS)
+                job.voices.append(key if vector is None else vector)
+            if needs.codes:
+                assert self._parts.references is not None  # `_read` has seen to it
+                key, codes = self._parts.references.submit(samples_CS)
+                job.references.append(key if codes is None else codes)
 
     def _check_lengths(self, prepared: Sequence[NDArray[np.int64] | NDArray[np.float32]]) -> None:
         """Refuse, before anything is encoded, recordings without a whole frame, and those that cannot fit a prompt."""
@@ -126,21 +129,30 @@ class Intake:
                 param="reference",
             )
 
-    def _read(self, reference: Reference) -> NDArray[np.int64] | NDArray[np.float32]:
+    def _read(self, reference: Reference, needs: ReferenceNeeds) -> NDArray[np.int64] | NDArray[np.float32]:
         """Its codes [F, N], or its samples [C, S]."""
         codes = load_reference_codes(reference)
+        if codes is not None and needs.voice:
+            raise InvalidRequestError(
+                "this model hears a voice in its recording; give that, not codes", param="reference"
+            )
         if codes is not None:
             return codes
-        if self._parts.references is None:
-            raise InvalidRequestError("reference audio needs a codec; load one, or give codes", param="reference")
+        if needs.codes and self._parts.references is None:
+            instead = "leave its words out" if needs.voice else "give codes"
+            raise InvalidRequestError(f"reference audio needs a codec; load one, or {instead}", param="reference")
         audio = self._parts.audio
         return prepare_reference(
-            reference, sample_rate=audio.sample_rate, channels=audio.channels, limits=self._config.reference
+            reference,
+            sample_rate=audio.sample_rate,
+            channels=audio.channels,
+            limits=self._config.reference,
+            level=self._parts.voice_traits.levels_references,
         )
 
     def _schedule(self, job: Job) -> None:
         """Build the prompt and queue the request. Raises InvalidRequestError, CapacityError."""
-        job.prompt = self._parts.prompt.build(job.request, job.reference_codes)
+        job.prompt = self._parts.prompt.build(job.request, job.reference_codes, job.voice_vectors)
         max_frames = self._frame_limit(job, len(job.prompt.rows))
         job.silence = SilenceDetector.of(self._config.runaway, job.request.text, self._parts.audio.frame_seconds)
         job.scheduled = self._scheduler.add(
@@ -151,6 +163,8 @@ class Intake:
             priority=job.priority,
             streaming=job.streaming,
             codec_ready=not job.needs_priming,
+            # Rows say where the voice stands, not whose it is.
+            prefix_salt=job.prompt.voice.tobytes(),
         )
 
     def _frame_limit(self, job: Job, prompt_rows: int) -> int:
@@ -168,13 +182,19 @@ class Intake:
                 param="max_frames",
             )
         limit = min(room, self._config.max_frames if wish is None else wish)
+        least = job.request.min_frames
         budget = frame_budget(
             self._config.runaway,
             job.request.text,
             self._parts.audio.frame_seconds,
-            wanted_frames=job.request.tokens,
+            wanted_frames=max(job.request.tokens or 0, least),
         )
         if budget is not None and budget < limit:
             job.limit_reason = "runaway"
-            return budget
+            limit = budget
+        if least > limit:
+            raise InvalidRequestError(
+                f"min_frames is {least}, but this request ends at {limit} frames at the latest; lower it",
+                param="min_frames",
+            )
         return limit

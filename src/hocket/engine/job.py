@@ -49,6 +49,8 @@ class Job:
     # On the way into the scheduler
     #: Codes int64 [F, N] of each reference, or the key under which they are being made.
     references: list[NDArray[np.int64] | Key] = field(default_factory=list)
+    #: Vectors float32 [D] of them, in a family that hears voices so; or keys likewise.
+    voices: list[NDArray[np.float32] | Key] = field(default_factory=list)
     prompt: PromptRows | None = None
     scheduled: Request | None = None
 
@@ -84,20 +86,25 @@ class Job:
 
     @property
     def missing_references(self) -> list[Key]:
-        """Keys of the references whose codes are still being made."""
-        return [reference for reference in self.references if isinstance(reference, str)]
+        """Keys of the codes and vectors that are still being made."""
+        return [reference for reference in (*self.references, *self.voices) if isinstance(reference, str)]
 
     @property
     def reference_codes(self) -> list[NDArray[np.int64]]:
         """Codes of the references that have them."""
         return [reference for reference in self.references if not isinstance(reference, str)]
 
-    def take_references(self, finished: Mapping[Key, NDArray[np.int64]]) -> None:
-        """Replace keys by the codes that were made for them."""
-        self.references = [
-            finished.get(reference, reference) if isinstance(reference, str) else reference
-            for reference in self.references
-        ]
+    @property
+    def voice_vectors(self) -> list[NDArray[np.float32]]:
+        """Vectors of the references that have them."""
+        return [voice for voice in self.voices if not isinstance(voice, str)]
+
+    def take_references(
+        self, codes: Mapping[Key, NDArray[np.int64]], vectors: Mapping[Key, NDArray[np.float32]]
+    ) -> None:
+        """Replace keys by what was made for them."""
+        self.references = [codes.get(one, one) if isinstance(one, str) else one for one in self.references]
+        self.voices = [vectors.get(one, one) if isinstance(one, str) else one for one in self.voices]
 
     def timings(self, now: float, frame_seconds: float) -> Timings:
         """As they stand at `now`."""

@@ -38,7 +38,8 @@ class TalkerLane:
     def start(self, job: Job, row: int) -> None:
         """A new request on `row`."""
         self._loops.start(row)
-        self._runner.start(row, job.sampling, job.seed)
+        assert job.prompt is not None  # it was queued
+        self._runner.start(row, job.sampling, job.seed, job.request.min_frames, job.prompt)
 
     def prefill(self) -> None:
         """Compute prompts, as much as a step may."""

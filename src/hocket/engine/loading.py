@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -12,18 +12,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.config import EngineConfig
-from hocket.core import ResolvedSampling
+from hocket.core import PLAIN_VOICES, PromptRows, ResolvedSampling, VoiceTraits
 from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, CodecRunner, DecodedChunk, SamplesInFlight
 from hocket.engine.conversions import Conversions
 from hocket.engine.plan import MemoryPlan, plan_memory
 from hocket.engine.references import ReferenceEncoder
 from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
-from hocket.engine.scheduler import Scheduler, SchedulerConfig
+from hocket.engine.scheduler import Scheduler
+from hocket.engine.scheduler_config import SchedulerConfig
 from hocket.engine.talker_runner import FramesInFlight, PageTable, TalkerRunner
+from hocket.engine.voice_vectors import VoiceVectors
 from hocket.errors import ConfigError
 from hocket.models.checkpoint import resolve_checkpoint
+from hocket.models.extras import Extras
 from hocket.models.family import Codec, LoadedTalker, PromptBuilder
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
+from hocket.prompt.text_front import TextFront
+from hocket.voices import ONLY_DEFAULT, Voices
 
 #: Weights up to this many bytes are run on one CPU thread (`EngineConfig.cpu_threads`).
 _SMALL_WEIGHT_BYTES = 256 * 2**20
@@ -36,7 +41,7 @@ class FrameRunner(Protocol):
 
     @property
     def codes_RFN(self) -> Tensor: ...  # noqa: N802
-    def start(self, row: int, sampling: ResolvedSampling, seed: int) -> None: ...
+    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None: ...
     def prefill(self, items: list[PrefillItem], page_table: PageTable) -> None: ...
     def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight: ...
     def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]: ...
@@ -84,6 +89,12 @@ class EngineParts:
     #: None: the runners are somebody else's.
     memory: MemoryPlan | None = None
     conversions: Conversions | None = None
+    #: For a family that hears voices as vectors.
+    voice_vectors: VoiceVectors | None = None
+    voice_traits: VoiceTraits = PLAIN_VOICES
+    voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
+    #: Whose numbers, abbreviations and symbols are read out; None: texts are left alone.
+    text_front: TextFront | None = None
 
 
 def load_parts(
@@ -104,8 +115,13 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     talker = model.talker.config
     if codec is not None:
         _check_pair(model, codec)
+        _check_reference_length(config, codec)
     device = next(model.talker.parameters()).device
-    weights = [*model.talker.parameters(), *(codec.parameters() if codec else ()), *(codec.buffers() if codec else ())]
+    voice = model.voice_encoder
+    weights = [
+        *(*model.talker.parameters(), *(voice.parameters() if voice else ())),
+        *(*(codec.parameters() if codec else ()), *(codec.buffers() if codec else ())),
+    ]
     weight_bytes = sum(tensor.nbytes for tensor in weights)
     if device.type == "cpu" and not config.strict:
         threads = config.cpu_threads or (1 if weight_bytes < _SMALL_WEIGHT_BYTES else torch.get_num_threads())
@@ -153,8 +169,19 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         codec=codec_runner,
         references=references,
         conversions=conversions,
+        voice_vectors=None if voice is None else VoiceVectors(voice),
+        voice_traits=talker.voice_traits,
+        voices=model.extras.voices,
+        text_front=text_front_of(model.extras, config),
         lookahead=device.type == "cuda" if config.lookahead is None else config.lookahead,
     )
+
+
+def text_front_of(extras: Extras, config: EngineConfig) -> TextFront | None:
+    """The text front of an engine: what its configuration wants, else what the checkpoint says."""
+    if config.text_front is None:
+        return extras.text_front
+    return "en" if config.text_front else None
 
 
 def new_scheduler(parts: EngineParts) -> Scheduler:
@@ -196,7 +223,21 @@ def parse_device(name: str) -> torch.device:
         raise ConfigError(f"device is {name!r}; use cpu, cuda or cuda:N", param="device")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no CUDA device is available here; use --device cpu", param="device")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError(f"device is {name!r}, but there are {torch.cuda.device_count()} GPUs here", param="device")
     return device
+
+
+def _check_reference_length(config: EngineConfig, codec: Codec) -> None:
+    audio, allowed = codec.config, config.reference.max_seconds
+    if audio.max_recording_frames is None:
+        return
+    most = audio.max_recording_frames * audio.frame_samples / audio.sample_rate
+    if allowed > most:
+        raise ConfigError(
+            f"reference.max_seconds is {allowed:g}; this model's codec encodes {most:g} s at most, lower it",
+            param="reference.max_seconds",
+        )
 
 
 def _check_pair(model: LoadedTalker, codec: Codec) -> None:

@@ -16,8 +16,9 @@ import zmq
 from numpy.typing import NDArray
 
 from hocket import errors
-from hocket.config import EngineConfig, NonNegativeFloat, ReferenceLimits
+from hocket.config import EngineConfig, NonNegativeFloat, PositiveInt, ReferenceLimits
 from hocket.core import (
+    PLAIN_VOICES,
     AudioChunk,
     FinishReason,
     PreparedReference,
@@ -26,11 +27,13 @@ from hocket.core import (
     SpeechRequest,
     StrictModel,
     Timings,
+    VoiceTraits,
 )
 from hocket.engine.statistics import EngineStats
+from hocket.prompt.text_front import TextFront
 
 #: Both ends must have the same; raised whenever a message changes.
-VERSION = 4
+VERSION = 5
 #: Seconds between signs of life of a worker.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.
@@ -48,6 +51,8 @@ class EngineSpec(StrictModel):
     device: str = "cpu"
     dtype: str = "float32"
     config: EngineConfig = EngineConfig()
+    #: Workers on this machine, which share its processor cores.
+    workers: PositiveInt = 1
     #: After SIGTERM, open requests may go on for this long.
     drain_seconds: NonNegativeFloat = 30.0
 
@@ -156,6 +161,10 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     reference_max_seconds: float
     reference_min_rms: float
     reference_max_file_bytes: int
+    #: The language whose texts the front end reads out; None: none.
+    text_front: TextFront | None = None
+    #: How the front end prepares voices.
+    voice_traits: VoiceTraits = PLAIN_VOICES
 
     @property
     def reference_limits(self) -> ReferenceLimits:
@@ -175,16 +184,17 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     timings: Timings
     error: WireError | None
+    prompt_rows: int
 
     @classmethod
     def of(cls, end: RequestEnd) -> End:
         error = None if end.error is None else WireError.of(end.error)
-        return cls(end.finish_reason, end.seed, end.timings, error)
+        return cls(end.finish_reason, end.seed, end.timings, error, end.prompt_rows)
 
     def request_end(self) -> RequestEnd:
         """The end again."""
         error = None if self.error is None else self.error.error()
-        return RequestEnd(self.finish_reason, self.seed, self.timings, error)
+        return RequestEnd(self.finish_reason, self.seed, self.timings, error, self.prompt_rows)
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):

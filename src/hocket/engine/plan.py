@@ -10,6 +10,7 @@ from hocket.config import EngineConfig
 from hocket.engine.codec_runner import STRICT_BATCH_STREAMS
 from hocket.engine.conversions import PIECE_FRAMES
 from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
+from hocket.engine.sampling_rows import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
 from hocket.models.family import CodecConfig, TalkerConfig
 
@@ -44,7 +45,7 @@ def plan_memory(
 
     Raises ConfigError when the budget leaves less than one full-length request.
     """
-    kv_row_bytes = 2 * talker.layers * talker.kv_heads * talker.head_dim * dtype.itemsize
+    kv_row_bytes = talker.kv_bytes_per_row(dtype)
     context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
     ring_bytes = 0
     if codec is not None:
@@ -55,9 +56,10 @@ def plan_memory(
     row_bytes = (config.rows + 1) * (
         talker.hidden_size * dtype.itemsize
         + talker.n_vq * max(talker.audio_codebook_sizes)
-        + 2 * torch.int64.itemsize
-        + 4 * torch.float32.itemsize
-        + context_rows * talker.n_vq * torch.int32.itemsize
+        + SAMPLING_BYTES
+        + talker.voice_size * dtype.itemsize
+        # Codes, and the text ids beside them.
+        + context_rows * (talker.n_vq + 1) * torch.int32.itemsize
     )
     workspace_bytes = config.rows * context_rows * kv_row_bytes // talker.layers
     kv_rows = config.kv_rows or config.rows * context_rows

@@ -33,10 +33,11 @@ _LOG = logging.getLogger("hocket")
 
 @dataclass(slots=True, eq=False)
 class _Encoding:
-    """A recording on its way: `samples` [C, whole frames], of which `done` frames have their `codes`."""
+    """A recording on its way: `samples` [C, S], of which `done` of `frames` frames have their `codes`."""
 
     key: Key
     samples: torch.Tensor
+    frames: int
     row: int
     done: int
     codes: list[NDArray[np.int64]]
@@ -79,7 +80,7 @@ class ReferenceEncoder:
 
         Equal recordings are encoded once.
         """
-        frames = samples_CS.shape[1] // self._codec.config.frame_samples
+        frames = self._codec.config.reference_frames(samples_CS.shape[1])
         whole = np.ascontiguousarray(samples_CS[:, : frames * self._codec.config.frame_samples])
         key = hashlib.blake2b(self._salt + whole.tobytes(), digest_size=20).hexdigest()
         codes = self._find(key, frames)
@@ -102,14 +103,13 @@ class ReferenceEncoder:
         free = sorted(set(range(ENCODER_ROWS)) - {item.row for item in self._active})
         while self._waiting and free:
             key, samples = self._waiting.popitem(last=False)
-            item = _Encoding(key, samples, free.pop(0), 0, [])
+            item = _Encoding(key, samples, self._codec.config.reference_frames(samples.shape[1]), free.pop(0), 0, [])
             self._state.reset(torch.tensor([item.row], device=self._device))
             self._active.append(item)
         if not self._active:
             return {}
         self._encode_piece()
-        frame_samples = self._codec.config.frame_samples
-        done = [item for item in self._active if item.done * frame_samples == item.samples.shape[1]]
+        done = [item for item in self._active if item.done == item.frames]
         self._active = [item for item in self._active if item not in done]
         finished = {item.key: np.concatenate(item.codes) for item in done}
         for key, codes in finished.items():
@@ -119,20 +119,22 @@ class ReferenceEncoder:
     def _encode_piece(self) -> None:
         items = self._active
         frame_samples = self._codec.config.frame_samples
-        counts = [min(ENCODER_CHUNK_FRAMES, item.samples.shape[1] // frame_samples - item.done) for item in items]
+        counts = [min(ENCODER_CHUNK_FRAMES, item.frames - item.done) for item in items]
         rows = [item.row for item in items]
         frames = max(counts)
         if self._fixed_batch:
             frames = ENCODER_CHUNK_FRAMES
             others = [row for row in range(ENCODER_ROWS) if row not in rows]
-            rows, counts = rows + others, counts + [0] * len(others)
+            rows += others
         chunk_BCS = torch.zeros(len(rows), items[0].samples.shape[0], frames * frame_samples)
+        lengths = [0] * len(rows)
         for i, item in enumerate(items):
             first = item.done * frame_samples
             piece = item.samples[:, first : first + counts[i] * frame_samples]
             chunk_BCS[i, :, : piece.shape[1]] = piece
-        rows_B, counts_B = torch.tensor([rows, counts], device=self._device)
-        codes_BTN = self._codec.encode(chunk_BCS.to(self._device), self._state, rows_B, counts_B, self._n_codebooks)
+            lengths[i] = piece.shape[1]
+        rows_B, lengths_B = torch.tensor([rows, lengths], device=self._device)
+        codes_BTN = self._codec.encode(chunk_BCS.to(self._device), self._state, rows_B, lengths_B, self._n_codebooks)
         host = codes_BTN.cpu().numpy()
         for i, item in enumerate(items):
             item.codes.append(host[i, : counts[i]].copy())

@@ -13,14 +13,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
-from hocket.config import ChunkPolicy, PositiveInt
-from hocket.core import FinishReason, StrictModel
+from hocket.config import ChunkPolicy
+from hocket.core import FinishReason
 from hocket.engine.chunks import DecodeQueue
 from hocket.engine.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool
 from hocket.engine.request import (
@@ -32,33 +30,10 @@ from hocket.engine.request import (
     RequestState,
     SchedulerStats,
 )
+from hocket.engine.scheduler_config import SchedulerConfig
 from hocket.errors import CapacityError, HocketError, InvalidRequestError
 
 _rank = attrgetter("rank")
-
-
-class SchedulerConfig(StrictModel):
-    """Sizes of what the scheduler hands out. `pages` counts the scratch page."""
-
-    rows: PositiveInt
-    pages: Annotated[int, Field(ge=2)]
-    page_rows: PositiveInt = 32
-    #: Longest prompt and speech together, in K/V rows: the width of the page table.
-    max_context_rows: PositiveInt = 4096
-    #: Rows prefilled per step, over all requests: what bounds how long a burst of arrivals holds up a running stream.
-    prefill_rows_per_step: PositiveInt = 512
-    #: Requests in the queue; further ones are refused. Preempted requests count, but always find a place.
-    max_waiting: PositiveInt = 1024
-    prefix_cache: bool = True
-
-    @model_validator(mode="after")
-    def _prefill_advances(self) -> SchedulerConfig:
-        if self.prefill_rows_per_step < self.page_rows:
-            raise ValueError(
-                f"prefill_rows_per_step {self.prefill_rows_per_step} is under page_rows {self.page_rows}; "
-                "prefill stops at page boundaries, so it would never advance"
-            )
-        return self
 
 
 class Scheduler:

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.core import ResolvedSampling
+from hocket.core import PromptRows, ResolvedSampling
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import FrameBatch, PrefillItem
+from hocket.engine.sampling_rows import SamplingRows
 from hocket.engine.transfer import HostCopy
 from hocket.models.family import Talker
 from hocket.models.kv_cache import KVPages, PagedBatch
-from hocket.models.sampling import SamplingBatch
 
 #: Rows of every decode batch in strict mode, whatever the load and the engine's size: a result's bits depend on the
 #: shape it was computed in.
@@ -64,21 +64,24 @@ class TalkerRunner:
 
         self._hidden_RD = per_row(config.hidden_size, dtype=self._dtype)
         self._seen_RNV = per_row(config.n_vq, max(config.audio_codebook_sizes), dtype=torch.bool)
-        self._seed_R = per_row(dtype=torch.int64)
-        self._top_k_R = per_row(dtype=torch.int64)
-        #: Temperature, top_p, repetition penalty, stop temperature.
-        self._scalars_R4 = per_row(4, dtype=torch.float32) + 1.0
+        self._sampling = SamplingRows(rows + 1, self._device)
+        self._voice_RD = per_row(config.voice_size, dtype=self._dtype)
+        #: Text ids that accompany the frames.
+        self._texts_RF = per_row(max_frames, dtype=torch.int32)
         self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int32)
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
 
-    def start(self, row: int, sampling: ResolvedSampling, seed: int) -> None:
-        """Claim `row` for a new request: everything that an earlier owner left there is overwritten."""
+    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None:
+        """Claim `row` for a new request: everything that an earlier owner left there is overwritten.
+
+        It may not stop before frame `min_frames`.
+        """
         self._seen_RNV[row] = False
-        self._seed_R[row] = seed
-        self._top_k_R[row] = sampling.top_k
-        self._scalars_R4[row] = torch.tensor(
-            [sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.stop_temperature]
-        )
+        self._sampling.start(row, sampling, seed, min_frames)
+        self._voice_RD[row] = torch.from_numpy(prompt.voice).to(self._dtype)
+        texts_Q = torch.from_numpy(prompt.frame_texts[: self._texts_RF.shape[1]])
+        self._texts_RF[row] = self.talker.config.frame_text_id
+        self._texts_RF[row, : len(texts_Q)] = texts_Q.to(torch.int32)
 
     # ---- prefill
 
@@ -101,9 +104,14 @@ class TalkerRunner:
         """Embedded rows [count, D]."""
         first_frame = item.start - item.request.prompt_rows
         if first_frame >= 0:
-            return self.talker.embed_frame(self._codes(item.request.row, first_frame, item.count))
+            row, frames = item.request.row, slice(first_frame, first_frame + item.count)
+            return self.talker.embed_frame(self.codes_RFN[row, frames].long(), self._texts_RF[row, frames].long())
         rows = torch.from_numpy(item.request.prompt[item.start : item.start + item.count])
-        return self.talker.embed(rows.to(self._device)[None])[0]
+        return self._embed(item.request.row, rows.to(self._device))[0]
+
+    def _embed(self, row: int, prompt_TR: Tensor) -> Tensor:
+        """Backbone inputs [1, T, D] of prompt rows of the request on `row`."""
+        return self.talker.embed(prompt_TR[None], self._voice_RD[row][None])
 
     def _prefill_page_by_page(self, item: PrefillItem, page_table: PageTable) -> None:
         # Every page is computed in the same shape whoever asks for it, so a page from the prefix cache, one computed
@@ -113,15 +121,14 @@ class TalkerRunner:
         for start in range(item.start, item.start + item.count, size):
             page = prompt[start : min(start + size, item.start + item.count)]
             padded = torch.cat([page, page[-1:].expand(size - len(page), -1)])
-            x_BTD = self.talker.embed(padded[None])
-            self._run([row], x_BTD, [start], [len(page)], page_table)
+            self._run([row], self._embed(row, padded), [start], [len(page)], page_table)
 
     def _replay(self, item: PrefillItem, page_table: PageTable) -> None:
         row = item.request.row
         first_frame = item.start - item.request.prompt_rows
         for i in range(item.count):
-            codes = self._codes(row, first_frame + i, 1)
-            self._advance([row], codes, [item.start + i], page_table)
+            codes_1N = self.codes_RFN[row, first_frame + i : first_frame + i + 1].long()
+            self._advance([row], [first_frame + i], codes_1N, [item.start + i], page_table)
 
     def _feed(
         self, rows: Sequence[int], inputs: Sequence[Tensor], items: Sequence[PrefillItem], page_table: PageTable
@@ -159,27 +166,27 @@ class TalkerRunner:
     ) -> Tensor:
         """Stop flags and codes int64 [B, 1 + N]."""
         rows_B, frames_B = self._index(self._padded(rows, self._scratch_row)), self._index(self._padded(frames, 0))
-        temperature_B, top_p_B, penalty_B, stop_temperature_B = self._scalars_R4[rows_B].unbind(1)
-        sampling = SamplingBatch(
-            temperature_B=temperature_B,
-            top_p_B=top_p_B,
-            top_k_B=self._top_k_R[rows_B],
-            repetition_penalty_B=penalty_B,
-            stop_temperature_B=stop_temperature_B,
-            seed_B=self._seed_R[rows_B],
-        )
+        sampling = self._sampling.batch(rows_B)
         stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, self._seen_RNV[rows_B])
         self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
         self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
-        self._advance(rows, codes_BN, starts, page_table)
+        self._advance(rows, frames, codes_BN, starts, page_table)
         return torch.cat([stop_B[:, None].long(), codes_BN], 1)[: len(rows)]
 
-    def _advance(self, rows: Sequence[int], codes_BN: Tensor, starts: Sequence[int], page_table: PageTable) -> None:
-        """Feed one frame of each row to the backbone, at K/V row `starts`."""
-        padding = len(self._padded(rows, 0)) - len(codes_BN)
+    def _advance(
+        self,
+        rows: Sequence[int],
+        frames: Sequence[int],
+        codes_BN: Tensor,
+        starts: Sequence[int],
+        page_table: PageTable,
+    ) -> None:
+        """Feed one frame of each row to the backbone, with the text that goes with it, at K/V row `starts`."""
+        rows_B, frames_B = self._index(self._padded(rows, self._scratch_row)), self._index(self._padded(frames, 0))
+        padding = len(rows_B) - len(codes_BN)
         if padding:
             codes_BN = torch.cat([codes_BN, codes_BN[:1].expand(padding, -1)])
-        x_BTD = self.talker.embed_frame(codes_BN)[:, None]
+        x_BTD = self.talker.embed_frame(codes_BN, self._texts_RF[rows_B, frames_B].long())[:, None]
         self._run(rows, x_BTD, starts, [1] * len(rows), page_table)
 
     # ---- both
@@ -215,9 +222,6 @@ class TalkerRunner:
 
     def _padded(self, values: Sequence[int], filler: int) -> Sequence[int]:
         return [*values, *[filler] * (STRICT_BATCH_ROWS - len(values))] if self._strict else values
-
-    def _codes(self, row: int, first: int, count: int) -> Tensor:
-        return self.codes_RFN[row, first : first + count].long()
 
     def _index(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import numpy as np
 import zmq
 
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, PreparedReference, SpeechRequest
+from hocket.core import PLAIN_VOICES, AudioChunk, PreparedReference, RequestEnd, SpeechRequest, Timings, VoiceTraits
 from hocket.engine.conversions import Conversions
 from hocket.engine.messages import (
     HEARTBEAT_SECONDS,
@@ -41,12 +42,15 @@ from hocket.engine.messages import (
     read_request,
 )
 from hocket.engine.statistics import EngineStats
-from hocket.errors import EngineStoppedError, HocketError, InvalidRequestError
+from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError
+from hocket.prompt.text_front import TextFront
 
 _LOG = logging.getLogger("hocket.worker")
 
-#: A burst of arrivals holds up running streams for this long and one request more; the rest waits for the next step.
-_RECEIVE_SECONDS = 0.005
+#: A burst of arrivals holds up running streams for this long, or for this share of a step, and one request more; the
+#: rest waits for the next step.
+_OPENING_SECONDS = 0.005
+_OPENING_SHARE = 0.1
 #: Last words get this long to leave the process.
 _LINGER_MS = 1000
 #: The exit code of sysexits.h for "internal software error".
@@ -94,11 +98,13 @@ class Worker:
         *,
         conversions: Conversions | None = None,
         model: str | None = None,
+        text_front: TextFront | None = None,
+        voice_traits: VoiceTraits = PLAIN_VOICES,
         drain_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._socket, self._model, self._clock = engine, socket, model, clock
-        self._conversions = conversions
+        self._conversions, self._text_front, self._voice_traits = conversions, text_front, voice_traits
         # Messages for a front end that has gone away, or that has stopped reading, are errors and not silence.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._drain_seconds = drain_seconds
@@ -110,6 +116,11 @@ class Worker:
         self._deaf: list[bytes] = []
         #: Whose a request is, and what it is called there, by the engine's id.
         self._owners: dict[str, tuple[_FrontEnd, str]] = {}
+        #: Requests that have arrived and were not opened yet, in that order. Whatever else arrives overtakes them: one
+        #: that is cancelled here has cost nothing.
+        self._inbox: dict[tuple[bytes, str], tuple[_FrontEnd, Submit | Convert, Sequence[zmq.Frame]]] = {}
+        #: What the last step took.
+        self._step_seconds = 0.0
         self._names = 0
         self._next_beat = 0.0
 
@@ -124,6 +135,7 @@ class Worker:
         try:
             while not self._done():
                 self._receive()
+                self._open()
                 if not self._idle:
                     self._step()
                 self._beat()
@@ -139,9 +151,11 @@ class Worker:
 
     def _step(self) -> None:
         failure: EngineStoppedError | None = None
+        started = self._clock()
         chunks = [] if self._engine.idle else self._engine.step()
         if self._conversions is not None and not self._conversions.idle:
             chunks += self._conversions.step()
+        self._step_seconds = self._clock() - started
         for chunk in chunks:
             self._deliver(chunk)
             if chunk.end is not None and isinstance(chunk.end.error, EngineStoppedError):
@@ -151,7 +165,7 @@ class Worker:
 
     @property
     def _idle(self) -> bool:
-        return self._engine.idle and (self._conversions is None or self._conversions.idle)
+        return self._engine.idle and not self._inbox and (self._conversions is None or self._conversions.idle)
 
     def _done(self) -> bool:
         if self._drain_wished and self._leave_at is None:
@@ -162,17 +176,22 @@ class Worker:
     # ---- in
 
     def _receive(self) -> None:
-        """Handle what has arrived. Waits for it when there is nothing else to do."""
-        now = self._clock()
+        """Take what has arrived. Waits for it when there is nothing else to do."""
         if self._idle:
-            self._socket.poll(max(0, math.ceil((self._next_beat - now) * 1e3)))
-            now = self._clock()
-        while self._clock() < now + _RECEIVE_SECONDS:
+            self._socket.poll(max(0, math.ceil((self._next_beat - self._clock()) * 1e3)))
+        for _ in range(QUEUE_MESSAGES):
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             self._handle(identity.bytes, frames)
+
+    def _open(self) -> None:
+        """Open requests, for as long as those that run may wait."""
+        until = self._clock() + max(_OPENING_SECONDS, _OPENING_SHARE * self._step_seconds)
+        while self._inbox and self._clock() < until:
+            front_end, message, frames = self._inbox.pop(next(iter(self._inbox)))
+            self._submit(front_end, message, frames)
 
     def _handle(self, identity: bytes, frames: Sequence[zmq.Frame]) -> None:
         front_end = self._front_ends.get(identity)
@@ -186,13 +205,18 @@ class Worker:
         elif front_end is None:
             pass  # it was dropped, and finds out by the silence
         elif isinstance(message, Submit | Convert):
-            self._submit(front_end, message, frames[1:])
+            if len(self._inbox) < self._engine.config.max_waiting:
+                self._inbox[identity, message.request_id] = (front_end, message, frames[1:])
+            else:
+                self._reject(front_end, message, CapacityError(f"{len(self._inbox)} requests wait; try again later"))
         elif isinstance(message, Cancel):
-            if message.request_id in front_end.open:
+            if self._inbox.pop((identity, message.request_id), None) is not None:
+                self._send(front_end, chunk_message(message.request_id, self._nothing(message.request_id)))
+            elif message.request_id in front_end.open:
                 self._cancel(front_end.open[message.request_id])
         else:
             assert isinstance(message, AskStats)
-            stats = Stats(self._engine.stats(), len(self._front_ends), len(self._owners))
+            stats = Stats(self._engine.stats(), len(self._front_ends), len(self._owners) + len(self._inbox))
             self._send(front_end, [encode(stats)])
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
@@ -216,6 +240,8 @@ class Worker:
             reference_max_seconds=limits.max_seconds,
             reference_min_rms=limits.min_rms,
             reference_max_file_bytes=limits.max_file_bytes,
+            text_front=self._text_front,
+            voice_traits=self._voice_traits,
         )
         self._send(front_end, [encode(ready)])
         self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
@@ -264,6 +290,12 @@ class Worker:
             self._conversions.encode(engine_id, content.samples, message.n_codebooks)
         else:
             self._conversions.decode(engine_id, content)
+
+    def _nothing(self, request_id: str) -> AudioChunk:
+        """All that comes of a request that was cancelled before it was opened."""
+        silence_CS, codes_FN = np.zeros((self._engine.channels, 0), np.float32), np.zeros((0, 0), np.int64)
+        end = RequestEnd("cancelled", 0, Timings())
+        return AudioChunk(request_id, silence_CS, self._engine.sample_rate, codes_FN, end)
 
     def _cancel(self, engine_id: str) -> None:
         self._engine.cancel(engine_id)
@@ -315,6 +347,8 @@ class Worker:
 
     def _drop(self, front_end: _FrontEnd) -> None:
         self._front_ends.pop(front_end.identity, None)
+        for key in [key for key in self._inbox if key[0] == front_end.identity]:
+            del self._inbox[key]
         for engine_id in front_end.open.values():
             self._cancel(engine_id)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+import torch
 import zmq
 
 from hocket.engine.engine import Engine
@@ -35,11 +36,19 @@ def run_worker(endpoint: str, spec: EngineSpec) -> int:
     Raises ConfigError, CheckpointError.
     """
     started = time.monotonic()
+    # What `EngineConfig.cpu_threads` means by PyTorch's default.
+    torch.set_num_threads(max(1, torch.get_num_threads() // spec.workers))
     engine = Engine.load(spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config)
     _LOG.info("event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started)
     with zmq.Context() as context, open_socket(context, endpoint) as socket:
         worker = Worker(
-            engine, socket, conversions=engine.conversions, model=spec.model, drain_seconds=spec.drain_seconds
+            engine,
+            socket,
+            conversions=engine.conversions,
+            model=spec.model,
+            text_front=engine.text_front,
+            voice_traits=engine.voice_traits,
+            drain_seconds=spec.drain_seconds,
         )
 
         def drain(_signal: int, _frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hocket.errors import CheckpointError
 
 #: Data only, in any folder of the repository: no code, no pickles.
-_DATA_FILES = ("*.json", "*.safetensors", "*.txt", "tokenizer.model")
+_DATA_FILES = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "voices/*.npy")
 #: Longest wait for the hub's first answer. The hub client's own look-up has no limit: without a route it would wait
 #: for the operating system to give up, about two minutes on Linux.
 _HUB_TIMEOUT_SECONDS = 10.0

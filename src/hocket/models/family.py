@@ -5,24 +5,37 @@ The engine knows no model by name; `models/registry.py` does, and hands out thes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hocket.core import PromptRows, ResolvedSampling, SpeechRequest
+from hocket.core import PromptRows, ReferenceNeeds, ResolvedSampling, SpeechRequest, VoiceTraits
+from hocket.models.codec_state import CodecState, Direction
+from hocket.models.extras import Extras
 from hocket.models.kv_cache import KVPages, PagedBatch
-from hocket.models.moss_codec.state import CodecState, Direction
 from hocket.models.sampling import SamplingBatch
+from hocket.models.weights import WeightEntry
 
 
 class PromptBuilder(Protocol):
-    """Pure: the same request and codes give the same rows."""
+    """Pure: the same request, codes and voices give the same rows.
 
-    def build(self, request: SpeechRequest, references: Sequence[NDArray[np.int64]]) -> PromptRows: ...
+    `needs` refuses, before anything is encoded, what the checkpoint cannot do; `build` gets what it asked for.
+    """
+
+    def needs(self, request: SpeechRequest) -> ReferenceNeeds: ...
+    def build(
+        self,
+        request: SpeechRequest,
+        references: Sequence[NDArray[np.int64]],
+        voices: Sequence[NDArray[np.float32]] = (),
+    ) -> PromptRows: ...
 
 
 class TalkerConfig(Protocol):
@@ -43,15 +56,26 @@ class TalkerConfig(Protocol):
     @property
     def audio_codebook_sizes(self) -> tuple[int, ...]: ...
     @property
-    def audio_pad_code(self) -> int: ...
-    @property
-    def pad_token_id(self) -> int: ...
-    @property
     def sampling_rate(self) -> int: ...
+    @property
+    def frame_text_id(self) -> int:
+        """Text id of the frames that the prompt gives none (`PromptRows.frame_texts`)."""
+
+    @property
+    def voice_size(self) -> int:
+        """Width of `PromptRows.voice`; 0 for a family that hears codes alone."""
+
+    @property
+    def voice_traits(self) -> VoiceTraits: ...
+    def kv_bytes_per_row(self, dtype: torch.dtype) -> int: ...
 
 
 class Talker(Protocol):
-    """Text and frames in, the next frame out. State (K/V pages, hidden rows, penalty history) is an argument."""
+    """Text and frames in, the next frame out. State (K/V pages, hidden rows, penalty history) is an argument.
+
+    A prompt row and a generated frame are alike: a text id, and codes. `embed` makes backbone inputs of prompt rows
+    [B, T, R] and each sequence's voice [B, voice_size]; `embed_frame` of frames [B, N] and the text ids beside them.
+    """
 
     @property
     def config(self) -> TalkerConfig: ...
@@ -59,8 +83,8 @@ class Talker(Protocol):
     def backbone(self) -> Backbone: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
-    def embed(self, rows_BTR: Tensor) -> Tensor: ...
-    def embed_frame(self, codes_BN: Tensor) -> Tensor: ...
+    def embed(self, rows_BTR: Tensor, voice_BD: Tensor) -> Tensor: ...
+    def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor: ...
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor
     ) -> tuple[Tensor, Tensor]: ...
@@ -83,6 +107,13 @@ class CodecConfig(Protocol):
     def n_codebooks(self) -> int: ...
     @property
     def codebook_size(self) -> int: ...
+    @property
+    def max_recording_frames(self) -> int | None:
+        """Longest recording that a stream of the encoder takes; None: any."""
+
+    def reference_frames(self, samples: int) -> int:
+        """Frames of a reference recording of so many samples."""
+
     def state_bytes(self, direction: Direction, rows: int, max_chunk_frames: int) -> int: ...
 
 
@@ -104,17 +135,60 @@ class Codec(Protocol):
         samples_BCS: Tensor,
         state: CodecState,
         rows_B: Tensor,
-        counts_B: Tensor | None = None,
+        lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor: ...
     def decode_whole(self, codes_TN: Tensor) -> Tensor: ...
     def encode_whole(self, samples_CS: Tensor, n_codebooks: int | None = None) -> Tensor: ...
 
 
+class VoiceEncoder(Protocol):
+    """A mono recording at the talker's rate to a vector that a prompt row carries."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def check_length(self, samples: int) -> None:
+        """Raises ReferenceAudioError when a recording of so many samples is too short."""
+
+    def embed(self, samples_S: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedTalker:
-    """A talker with its prompt builder and the sampling that its authors recommend."""
+    """A talker with its prompt builder, the sampling that its authors recommend, and what its folder adds to that."""
 
     talker: Talker
     prompt: PromptBuilder
     sampling: ResolvedSampling
+    extras: Extras = field(default_factory=Extras)
+    #: Of a family whose `voice_size` is not 0.
+    voice_encoder: VoiceEncoder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPlan:
+    """What a codec's config.json says, before anything is loaded."""
+
+    config: CodecConfig
+    weight_table: Sequence[WeightEntry]
+    #: Bytes once it is loaded, in whatever form it keeps its weights.
+    resident_bytes: int
+    #: From a checkpoint's folder to the codec on a device. Raises CheckpointError.
+    load: Callable[[Path, torch.device], Codec]
+    #: What the first part of a parameter's path in the weight table is called in a report.
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerPlan:
+    """What a talker's config.json says, before anything is loaded."""
+
+    config: TalkerConfig
+    weight_table: Sequence[WeightEntry]
+    #: From a checkpoint's folder to the talker on a device. Raises CheckpointError.
+    load: Callable[[Path, torch.device], LoadedTalker]
+    #: What the first part of a parameter's path in the weight table is called in a report.
+    parts: Mapping[str, str]
+    #: More lines for a report.
+    facts: Mapping[str, str | int]
+    #: Names that the model itself knows.
+    speakers: tuple[str, ...] = ()

@@ -130,19 +130,59 @@ def _gather(pages: Tensor, plan: PagedPlan) -> Tensor:
     return rows.masked_fill_(plan.unwritten_BL11, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class FrameKV:
+    """Keys and values of a model that runs anew in every frame, over the same few positions in all rows.
+
+    Each [layers, B, positions, kv_heads, head_dim], uninitialised: a position is read only after it was written.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        layers: int,
+        rows: int,
+        positions: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> FrameKV:
+        shape = (layers, rows, positions, kv_heads, head_dim)
+        return cls(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+
+    def attend(self, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, layer: int, start: int) -> Tensor:
+        """Append T positions from `start` on and attend causally: [B, T, H, D].
+
+        T is 1, or `start` is 0.
+        """
+        end = start + q_BTHD.shape[1]
+        keys, values = self.keys[layer], self.values[layer]
+        keys[:, start:end] = k_BTGD
+        values[:, start:end] = v_BTGD
+        return _grouped_attention(q_BTHD, keys[:, :end], values[:, :end], None, is_causal=start == 0)
+
+
 def causal_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
     """[B, T, H, D] of T whole rows without a cache, differentiable. Causality hides right padding."""
-    return _grouped_attention(q_BTHD, k_BTGD, v_BTGD, None)
+    return _grouped_attention(q_BTHD, k_BTGD, v_BTGD, None, is_causal=True)
 
 
-def _grouped_attention(q_BTHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor, visible_B1TL: Tensor | None) -> Tensor:
-    """Each of the G kv heads serves H / G query heads; no mask means causal over T = L rows."""
+def _grouped_attention(
+    q_BTHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor, visible_B1TL: Tensor | None, *, is_causal: bool = False
+) -> Tensor:
+    """Each of the G kv heads serves H / G query heads. Without a mask every row is visible, or with `is_causal`, where
+    T = L, those up to its own.
+    """
     out_BHTD = F.scaled_dot_product_attention(
         q_BTHD.transpose(1, 2),
         k_BLGD.transpose(1, 2),
         v_BLGD.transpose(1, 2),
         attn_mask=visible_B1TL,
-        is_causal=visible_B1TL is None,
+        is_causal=is_causal,
         enable_gqa=True,
     )
     return out_BHTD.transpose(1, 2)

@@ -26,6 +26,16 @@ _WEIGHT_SCALE = 2.0**32
 
 
 @dataclass(frozen=True, slots=True)
+class PredictorSamplingBatch:
+    """Sampling parameters of B rows for the codes that a predictor draws: those after the first (spec/qwen3 7)."""
+
+    #: float32 [B], float32 [B] and int64 [B], as in `SamplingBatch`.
+    temperature_B: Tensor
+    top_p_B: Tensor
+    top_k_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """Sampling parameters of B rows, one tensor each."""
 
@@ -41,6 +51,10 @@ class SamplingBatch:
     stop_temperature_B: Tensor
     #: int64 [B], 0 .. 2**63 - 1: the Philox key.
     seed_B: Tensor
+    #: int64 [B]: frames that a row must have before it may stop; None: 0.
+    min_frames_B: Tensor | None = None
+    #: None: the codes after the first are drawn as the first is.
+    predictor: PredictorSamplingBatch | None = None
 
 
 def philox4x32(counter: Tensor, key: Tensor) -> Tensor:

@@ -73,7 +73,8 @@ def load_weights(
     """Fill `module`, built on the meta device, with the checkpoint in `folder`; its parameters come out frozen.
 
     Parameters and persistent buffers are created one at a time on `device` in the table's dtype, so the peak is the
-    weights plus 8 MiB. `tied` names stored copies of other tensors (exact names, present or not): they are not read.
+    weights plus 8 MiB. `tied` names stored copies of other tensors, and tensors that nobody needs (exact names, present
+    or not): they are not read.
 
     Everything but the data itself is checked before memory is allocated. Raises CheckpointError for a file that is
     missing, truncated or corrupt and for a tensor that is unknown, missing, doubly present, misshaped or not a float;

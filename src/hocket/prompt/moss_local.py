@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core import PromptRows, SpeechRequest
+from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
 from hocket.errors import InvalidRequestError
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.prompt.tokenizer import TextTokenizer
@@ -34,7 +34,19 @@ class MossLocalPrompt:
             config.audio_start_token_id,
         ]
 
-    def build(self, request: SpeechRequest, references: Sequence[NDArray[np.int64]]) -> PromptRows:
+    def needs(self, request: SpeechRequest) -> ReferenceNeeds:
+        """Codes of every reference. Raises InvalidRequestError for what only another family does."""
+        for name in ("task_type", "streaming_text"):
+            if getattr(request, name) is not None:
+                raise InvalidRequestError(f"{name} is for Qwen3-TTS models; leave it out", param=name)
+        return ReferenceNeeds(codes=True, voice=False)
+
+    def build(
+        self,
+        request: SpeechRequest,
+        references: Sequence[NDArray[np.int64]],
+        voices: Sequence[NDArray[np.float32]] = (),
+    ) -> PromptRows:
         """The rows of `request`, whose references have the codes `references`, each [F, at least n_vq].
 
         Without `reference_text` the references are voices to clone. With it, the one reference is the beginning of the
@@ -47,8 +59,7 @@ class MossLocalPrompt:
             (prefix_FN,) = codes_FN
             text = join_texts(request.reference_text, request.text, request.join)
             ids = [*self._head, *self._no_reference, *fields, *self._tokenizer.encode(text), *self._turn]
-            prefix_rows = self._audio_rows(config.audio_assistant_slot_token_id, prefix_FN)
-            return PromptRows(np.concatenate([self._text_rows(ids), prefix_rows]), prefix_FN)
+            return PromptRows(np.concatenate([self._text_rows(ids), self.frame_rows(prefix_FN)]), prefix_FN)
 
         parts = [self._text_rows(self._head if codes_FN else self._head + self._no_reference)]
         for reference_FN in codes_FN:
@@ -57,6 +68,10 @@ class MossLocalPrompt:
             parts.append(self._text_rows([config.audio_end_token_id]))
         parts.append(self._text_rows([*fields, *self._tokenizer.encode(request.text), *self._turn]))
         return PromptRows(np.concatenate(parts), np.empty((0, config.n_vq), np.int64))
+
+    def frame_rows(self, codes_FN: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows [F, 1 + n_vq] of generated frames, as they follow a prompt: what training lays out too."""
+        return self._audio_rows(self._config.audio_assistant_slot_token_id, codes_FN)
 
     def _text_rows(self, ids: list[int]) -> NDArray[np.int64]:
         rows = np.full((len(ids), 1 + self._config.n_vq), self._config.audio_pad_code, np.int64)

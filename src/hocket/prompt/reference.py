@@ -55,9 +55,11 @@ def prepare_audio(
 
 
 def prepare_reference(
-    reference: Reference, *, sample_rate: int, channels: int, limits: ReferenceLimits
+    reference: Reference, *, sample_rate: int, channels: int, limits: ReferenceLimits, level: bool = True
 ) -> NDArray[np.float32]:
     """Read a recording and bring it to float32 [channels, S] at `sample_rate` Hz, ready to be encoded.
+
+    With `level` it comes to about the loudness that every other has.
 
     One channel is given to every channel of the codec, of more than it has the first ones are kept; a codec of one
     channel gets their mean. Limits are checked before anything else is done. Raises ReferenceAudioError.
@@ -87,7 +89,8 @@ def prepare_reference(
     rms = float(np.sqrt(np.mean(np.square(samples_CS - samples_CS.mean(axis=1, keepdims=True, dtype=np.float64)))))
     if rms < limits.min_rms:
         raise _refusal(f"{name} is silent: its rms level is {rms:.1e}, a reference's is at least {limits.min_rms:.1e}")
-    return normalise_loudness(resample(samples_CS, audio.sample_rate, sample_rate))
+    samples_CS = resample(samples_CS, audio.sample_rate, sample_rate)
+    return normalise_loudness(samples_CS) if level else samples_CS
 
 
 def normalise_loudness(samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:

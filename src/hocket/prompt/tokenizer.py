@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,30 +25,33 @@ class TextTokenizer:
     _tokenizer: Tokenizer
 
     @classmethod
-    def load(cls, folder: Path, *, vocab_size: int | None = None) -> TextTokenizer:
-        """Build from `folder`/tokenizer.json; with `vocab_size`, every id must be one of the model's.
+    def load(cls, folder: Path, *, vocab_size: int | None = None, reserved: Collection[int] = ()) -> TextTokenizer:
+        """Build from `folder`/tokenizer.json, or without one from vocab.json and merges.txt, as Qwen2 reads them.
 
+        With `vocab_size`, every id must be one of the model's; `reserved` ids are those that no text may produce.
         Raises CheckpointError.
         """
         path = folder / "tokenizer.json"
-        try:
-            definition = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(f"{str(path)!r} is missing; give the folder of a whole checkpoint") from None
-        except OSError as error:
-            raise CheckpointError(f"cannot read {str(path)!r}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{str(path)!r} is not valid JSON; fetch the checkpoint again") from error
+        if path.exists() or not (folder / "vocab.json").exists():
+            definition = _read_json(path)
+        else:
+            path = folder / "vocab.json"
+            definition = _qwen2_definition(folder)
         try:
             tokenizer = Tokenizer.from_str(json.dumps(_without_added_tokens(definition)))
         except (
             Exception
         ) as error:  # the library raises bare Exception, and a wrong shape any of KeyError, TypeError, ...
             raise CheckpointError(f"{str(path)!r} is not a byte-pair tokenizer; fetch the checkpoint again") from error
-        highest = max(tokenizer.get_vocab().values(), default=-1)
+        ids = set(tokenizer.get_vocab().values())
+        highest = max(ids, default=-1)
         if vocab_size is not None and highest >= vocab_size:
             raise CheckpointError(
                 f"{str(path)!r} has ids up to {highest}, but the model embeds {vocab_size}; it belongs to another model"
+            )
+        if taken := sorted(ids.intersection(reserved)):
+            raise CheckpointError(
+                f"{str(path)!r} gives ordinary text the control id {taken[0]}; fetch the checkpoint again"
             )
         cls._check_alphabet(tokenizer, definition, path)
         return cls(tokenizer)
@@ -66,6 +70,54 @@ class TextTokenizer:
     def encode(self, piece: str) -> list[int]:
         """The ids of one piece by itself: nothing is added to it, matched in it as a whole, or cut from it."""
         return self._tokenizer.encode(piece, add_special_tokens=False).ids
+
+
+#: How Qwen2 cuts text before pairs are merged: contractions, words with what stands before them, single digits,
+#: symbols, line breaks, white space.
+_QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _qwen2_definition(folder: Path) -> dict[str, Any]:
+    """What tokenizer.json would say, from the older files (spec/qwen3 1)."""
+    lines = _read(folder / "merges.txt").split("\n")
+    if lines[0].startswith("#version:"):
+        del lines[0]
+    names = folder / "added_tokens.json"
+    added = _read_json(names) if names.exists() else {}
+    split = {"type": "Split", "pattern": {"Regex": _QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "version": "1.0",
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": _read_json(folder / "vocab.json"),
+            "merges": [line.split() for line in lines if line.strip()],
+        },
+        "added_tokens": [{"content": name, "special": True} for name in added],
+    }
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{str(path)!r} is missing; give the folder of a whole checkpoint") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{str(path)!r} is not UTF-8; fetch the checkpoint again") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{str(path)!r} is not valid JSON; fetch the checkpoint again") from error
 
 
 def _without_added_tokens(definition: dict[str, Any]) -> dict[str, Any]:

@@ -30,11 +30,10 @@ class Admission:
         self.draining = False
         self._quiet = asyncio.Event()
 
-    @contextmanager
-    def slot(self, caller: str, rows: int) -> Iterator[None]:
-        """Hold a place among the `rows` that speak and those that wait for one.
+    def check(self, caller: str, rows: int) -> None:
+        """Whether `slot` would let `caller` in.
 
-        Raises ApiError at once: 503 when the queue is full, 429 when `caller` has too many open requests.
+        Raises ApiError: 503 when the queue is full, 429 when `caller` has too many open requests.
         """
         if self.draining:
             self.refused += 1
@@ -61,6 +60,11 @@ class Admission:
                 code="overloaded",
                 retry_after_seconds=self._retry_after(rows),
             )
+
+    @contextmanager
+    def slot(self, caller: str, rows: int) -> Iterator[None]:
+        """Hold a place among the `rows` that speak and those that wait for one. Raises, at once, what `check` does."""
+        self.check(caller, rows)
         started = self._clock()
         self.open += 1
         self._callers[caller] += 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import TypedDict
 
 import numpy as np
@@ -26,7 +26,7 @@ _CHEAP_FORMATS = {"wav", "pcm"}
 
 
 class Usage(TypedDict):
-    """What a request took: characters of text in, frames of audio out."""
+    """What a request took: rows of prompts in (template, text and reference), frames of audio out."""
 
     input_tokens: int
     output_tokens: int
@@ -35,8 +35,8 @@ class Usage(TypedDict):
 
 def usage_of(speech: Speaking) -> Usage:
     """The usage so far."""
-    characters, frames = speech.plan.characters, speech.frames
-    return {"input_tokens": characters, "output_tokens": frames, "total_tokens": characters + frames}
+    rows, frames = speech.prompt_rows, speech.frames
+    return {"input_tokens": rows, "output_tokens": frames, "total_tokens": rows + frames}
 
 
 class _ClientStalledError(ApiError):
@@ -66,17 +66,18 @@ class SpeechAnswer(Response):
     async def _send_pieces(self, plan: Plan, send: Send) -> None:
         record, is_sse, started = self._record, self._body.delivery == "sse", False
         try:
-            async with speaking(self._services, plan, record) as (speech, pieces):
-                encoder = encoder_for(plan.response_format, speech.sample_rate, speech.channels, plan.body.speed)
-                body = encoded(encoder, plan, pieces)
-                if is_sse:
-                    body = _events(body, speech, encoder, record)
-                await self._start(send, plan, encoder, "text/event-stream" if is_sse else encoder.content_type)
-                started = True
-                async with aclosing(body):
-                    async for data in body:
-                        await self._send(send, data, more=True)
-                await self._send(send, b"", more=False)
+            with _being_made(self._services, plan) as making:
+                async with speaking(self._services, plan, record) as (speech, pieces):
+                    encoder = await making
+                    body = encoded(encoder, plan, pieces)
+                    if is_sse:
+                        body = _events(body, speech, encoder, record)
+                    await self._start(send, plan, encoder, "text/event-stream" if is_sse else encoder.content_type)
+                    started = True
+                    async with aclosing(body):
+                        async for data in body:
+                            await self._send(send, data, more=True)
+                    await self._send(send, b"", more=False)
         except _ClientStalledError as error:
             record.reason = error.code
         except HocketError as error:
@@ -94,6 +95,8 @@ class SpeechAnswer(Response):
         headers = _headers(plan, audio.sample_rate, audio.channels) | {
             "X-Audio-Seconds": f"{audio.seconds:.6f}",
             "X-Finish-Reason": speech.finish_reason,
+            "X-Input-Tokens": str(speech.prompt_rows),
+            "X-Output-Tokens": str(speech.frames),
         }
         await Response(audio.body, headers=headers, media_type=audio.content_type)(scope, receive, send)
 
@@ -127,9 +130,40 @@ async def speak_whole(services: Services, plan: Plan, record: Record) -> tuple[S
     )
 
 
+async def new_encoder(services: Services, plan: Plan) -> AudioEncoder:
+    """The encoder of `plan`; a compressed format's takes milliseconds to begin, so that is done on a thread."""
+    return _encoder_of(services, plan) if _is_cheap(plan) else await asyncio.to_thread(_encoder_of, services, plan)
+
+
+def _encoder_of(services: Services, plan: Plan) -> AudioEncoder:
+    """The encoder of `plan`, for the audio that the engine makes."""
+    facts = services.client.facts
+    return encoder_for(plan.response_format, facts.sample_rate, facts.channels, plan.body.speed)
+
+
+@contextmanager
+def _being_made(services: Services, plan: Plan) -> Iterator[asyncio.Future[AudioEncoder]]:
+    """The encoder, which is made while the engine makes the first audio."""
+    making: asyncio.Future[AudioEncoder]
+    if _is_cheap(plan):
+        making = asyncio.get_running_loop().create_future()
+        making.set_result(_encoder_of(services, plan))
+    else:
+        making = asyncio.create_task(asyncio.to_thread(_encoder_of, services, plan))
+        making.add_done_callback(lambda made: made.cancelled() or made.exception())  # it may not be asked for
+    try:
+        yield making
+    finally:
+        making.cancel()
+
+
+def _is_cheap(plan: Plan) -> bool:
+    return plan.response_format in _CHEAP_FORMATS and plan.body.speed == 1.0
+
+
 async def encoded(encoder: AudioEncoder, plan: Plan, pieces: AsyncIterator[Samples]) -> AsyncGenerator[bytes, None]:
     """`pieces` through `encoder`; nothing is yielded where the encoder keeps everything to itself for now."""
-    is_cheap = plan.response_format in _CHEAP_FORMATS and plan.body.speed == 1.0
+    is_cheap = _is_cheap(plan)
     async for samples_CS in pieces:
         data = encoder.feed(samples_CS) if is_cheap else await asyncio.to_thread(encoder.feed, samples_CS)
         if data:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hocket.errors import HocketError
 from hocket.server.errors import ApiError, error_code, error_response, internal_error
 from hocket.server.metrics import Metrics
+from hocket.server.services import services_of
 from hocket.server.settings import ServerSettings
 
 _LOG = logging.getLogger("hocket.request")
@@ -25,6 +26,9 @@ _RECORD = "hocket.record"
 _GUARDED = "/v1/"
 #: Browsers, load balancers and Prometheus ask for these all day; their lines are for whoever debugs.
 _POLLED = ("/health", "/metrics", "/studio/")
+#: Requests that take one place: where there is none, they are refused before anything is read, parsed or looked up. A
+#: burst of them is answered as fast as a loop can, while everybody else's audio goes on.
+_ONE_PLACE = {("POST", f"/v1/audio/{name}") for name in ("speech", "voices", "tokens/encode", "tokens/decode")}
 _LONGEST_ID = 128
 _CLOSE_POLICY_VIOLATION = 1008
 
@@ -110,6 +114,9 @@ class Gate:
 
         try:
             self._check_key(connection)
+            if (record.method, connection.scope["path"]) in _ONE_PLACE:
+                services = services_of(connection)
+                services.admission.check(record.caller, services.client.facts.rows)
             body = await self._read(connection, receive)
         except HocketError as error:
             record.reason = error_code(error)
@@ -217,6 +224,8 @@ def _log_safe(path: str) -> str:
 
 def _route(scope: Scope) -> str:
     """The route's pattern, not the path: paths are the client's choice and would fill the metrics."""
+    if (scope["method"], scope["path"]) in _ONE_PLACE:  # a refused one has met no route
+        return str(scope["path"])
     return getattr(scope.get("route"), "path", "none")
 
 

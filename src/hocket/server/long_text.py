@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 #: Stops that end a sentence with no space after them, or mean nothing else: ideographic and fullwidth, danda, Arabic,
@@ -44,6 +44,8 @@ _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*\Z")
 _MAX_WORD = 24
 #: "3. May", "1. First": a number of so few digits before a full stop counts things and ends no sentence.
 _MAX_ORDINAL_DIGITS = 2
+#: Pieces so short are not cut again for what they say: that would go through the middle of numbers.
+_SHORTEST_PIECE = 20
 
 
 class _Kind(IntEnum):
@@ -55,8 +57,11 @@ class _Kind(IntEnum):
     PARAGRAPH = 3
 
 
-def split_text(text: str, max_characters: int) -> list[str]:
+def split_text(text: str, max_characters: int, length: Callable[[str], int] = len) -> list[str]:
     """Cut `text` into pieces of at most `max_characters` code points.
+
+    `length` says how long a piece really is: what is written "1984" is spoken in 20 letters. A piece that is longer
+    than it looks is cut again, the shorter the longer it is.
 
     A piece ends at the last paragraph in reach if that is past half of the limit, else at the last sentence, else at
     the last clause past a quarter, else after a word, else (scripts without spaces, very long words) after a character.
@@ -69,7 +74,20 @@ def split_text(text: str, max_characters: int) -> list[str]:
         end = cuts.piece_end(start, max_characters)
         pieces.append(cuts.text[start:end])
         start = _skip_space(cuts.text, end)
-    return pieces
+    if length is len:
+        return pieces
+    return [part for piece in pieces for part in _split_again(piece, max_characters, length)]
+
+
+def _split_again(piece: str, max_characters: int, length: Callable[[str], int]) -> list[str]:
+    real = length(piece)
+    if real <= max_characters or len(piece) <= _SHORTEST_PIECE:
+        return [piece]
+    # Even parts: one that speaks 401 letters is better spoken as two of 200 than as 400 and one.
+    parts = split_text(piece, max(_SHORTEST_PIECE, -(-len(piece) // -(-real // max_characters))))
+    if len(parts) == 1:
+        return parts
+    return [smaller for part in parts for smaller in _split_again(part, max_characters, length)]
 
 
 class SentenceBuffer:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hocket.core import FinishReason
 from hocket.engine.messages import Stats
+from hocket.pool import WorkerStatus
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
@@ -40,7 +43,7 @@ class Metrics:
         self._open = Gauge("hocket_open_requests", "Requests that hold a place here", registry=registry)
         self._refused = Gauge("hocket_refused_requests", "Requests refused for want of a place", registry=registry)
         self._ready = Gauge("hocket_ready", "1 while requests are served", registry=registry)
-        self._engine = Gauge("hocket_engine", "The engine's numbers", ["name"], registry=registry)
+        self._engine = Gauge("hocket_engine", "The engines' numbers", ["worker", "name"], registry=registry)
 
     def first_audio(self, seconds: float) -> None:
         """A request's first audio is there, `seconds` after the request arrived."""
@@ -60,34 +63,46 @@ class Metrics:
         if audio_seconds:
             self._rtf.observe(taken_seconds / audio_seconds)
 
-    def page(self, *, ready: bool, open_requests: int, refused: int, stats: Stats | None) -> bytes:
-        """Everything, in Prometheus' text format. `stats` is None while there is no engine."""
+    def page(
+        self,
+        *,
+        ready: bool,
+        open_requests: int,
+        refused: int,
+        workers: Sequence[WorkerStatus],
+        stats: Sequence[Stats | None],
+    ) -> bytes:
+        """Everything, in Prometheus' text format. `stats` are those of each worker, None while it has no engine."""
         self._ready.set(ready)
         self._open.set(open_requests)
         self._refused.set(refused)
         self._engine.clear()
-        if stats is not None:
-            engine, scheduler = stats.engine, stats.engine.scheduler
-            numbers = {
-                "rows_waiting": scheduler.waiting,
-                "rows_prefilling": scheduler.prefilling,
-                "rows_running": scheduler.running,
-                "rows_free": scheduler.rows_free,
-                "pages_free": scheduler.pages_free,
-                "pages_kept": scheduler.pages_kept,
-                "prefix_hit_rows": scheduler.prefix_hit_rows,
-                "prefix_miss_rows": scheduler.prefix_miss_rows,
-                "prefix_evictions": scheduler.prefix_evictions,
-                "preemptions": scheduler.preemptions,
-                "reference_hits": engine.reference_hits,
-                "reference_misses": engine.reference_misses,
-                "references_preparing": engine.preparing,
-                "mean_frame_rows": engine.mean_frame_rows,
-                "mean_decode_rows": engine.mean_decode_rows,
-                "steps": engine.steps,
-                "front_ends": stats.front_ends,
-                "open_requests": stats.open_requests,
-            }
-            for name, value in numbers.items():
-                self._engine.labels(name).set(value)
+        for i, (worker, numbers) in enumerate(zip(workers, stats, strict=True)):
+            self._engine.labels(str(i), "ready").set(worker.state == "ready")
+            for name, value in ({} if numbers is None else _numbers(numbers)).items():
+                self._engine.labels(str(i), name).set(value)
         return generate_latest(self._registry)
+
+
+def _numbers(stats: Stats) -> dict[str, float]:
+    engine, scheduler = stats.engine, stats.engine.scheduler
+    return {
+        "rows_waiting": scheduler.waiting,
+        "rows_prefilling": scheduler.prefilling,
+        "rows_running": scheduler.running,
+        "rows_free": scheduler.rows_free,
+        "pages_free": scheduler.pages_free,
+        "pages_kept": scheduler.pages_kept,
+        "prefix_hit_rows": scheduler.prefix_hit_rows,
+        "prefix_miss_rows": scheduler.prefix_miss_rows,
+        "prefix_evictions": scheduler.prefix_evictions,
+        "preemptions": scheduler.preemptions,
+        "reference_hits": engine.reference_hits,
+        "reference_misses": engine.reference_misses,
+        "references_preparing": engine.preparing,
+        "mean_frame_rows": engine.mean_frame_rows,
+        "mean_decode_rows": engine.mean_decode_rows,
+        "steps": engine.steps,
+        "front_ends": stats.front_ends,
+        "open_requests": stats.open_requests,
+    }

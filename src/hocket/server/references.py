@@ -6,26 +6,37 @@ An inline recording goes before a voice's name, whatever the name is: clients of
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from hocket.core import Reference
 from hocket.errors import InvalidRequestError, ReferenceAudioError
 from hocket.server.fetch import fetch_reference
 from hocket.server.services import Services
-from hocket.server.voices import VoiceNotFoundError
+from hocket.voices import VoiceNotFoundError
 
-#: The model's own choice, where a request names no voice.
-DEFAULT_VOICE = "default"
 #: Voices that an error lists.
 _SOME = 5
 
-Found = tuple[Reference | None, str | None]
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Who speaks: a recording and its words if they are known, a speaker of the model, or the model's own choice."""
+
+    reference: Reference | None = None
+    words: str | None = None
+    speaker: str | None = None
 
 
 async def find_voice(services: Services, name: str, param: str) -> Found:
     """What to clone for the voice `name`, and the words of it. Raises InvalidRequestError, naming `param`."""
-    codec = services.client.facts.codec_id
+    facts = services.client.facts
+    codec = None if facts.voice_traits.hears_recordings else facts.codec_id
     try:
-        return await asyncio.to_thread(services.voices.reference, name, codec=codec)
+        if (speaker := services.voices.speaker(name)) is not None:
+            return Found(speaker=speaker)
+        if services.voices.is_builtin(name):  # in memory: a thread's turn may take milliseconds on a busy machine
+            return Found(*services.voices.reference(name, codec=codec))
+        return Found(*await asyncio.to_thread(services.voices.reference, name, codec=codec))
     except VoiceNotFoundError:
         known = [voice.name for voice in await asyncio.to_thread(services.voices.listed)]
         more = ", ..." if len(known) > _SOME else ""
@@ -43,7 +54,7 @@ async def find_reference(services: Services, source: str) -> Found:
     """
     if ":" not in source and "/" not in source:
         return await find_voice(services, source, "reference_audio")
-    return await fetch(services, source, "reference_audio"), None
+    return Found(await fetch(services, source, "reference_audio"))
 
 
 async def fetch(services: Services, address: str, param: str) -> bytes:

@@ -61,8 +61,8 @@ class VoiceFields(Body):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
     #: Most frames of speech (12.5 a second).
     max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    #: Only 0: the engine has no lower bound yet.
-    min_new_tokens: Annotated[int, Field(ge=0, le=0)] | None = None
+    #: Frames before which the model may not stop.
+    min_new_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     #: Wanted length in frames.
     tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
@@ -85,6 +85,13 @@ class VoiceFields(Body):
     @classmethod
     def _readable(cls, value: str | None) -> str | None:
         return _without_nul(value) or None
+
+    @model_validator(mode="after")
+    def _least_is_not_above_most(self) -> VoiceFields:
+        least, most = self.min_new_tokens, self.max_new_tokens
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"min_new_tokens: {least} is above max_new_tokens, which is {most}; lower it")
+        return self
 
     @model_validator(mode="after")
     def _task_has_what_it_needs(self) -> VoiceFields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from hocket.client import State
 from hocket.core import SpeechRequest
 from hocket.engine.messages import Ready, Stats
 from hocket.engine.speech_stream import SpeechStream
+from hocket.pool import WorkerStatus
 from hocket.server.admission import Admission
 from hocket.server.metrics import Metrics
 from hocket.server.settings import ServerSettings
@@ -20,18 +22,20 @@ from hocket.server.voices import VoiceStore
 
 
 class SpeechClient(Protocol):
-    """What the server asks of `hocket.client.EngineClient`, which says what each call does."""
+    """What the server asks of `hocket.pool.EnginePool`, which says what each call does."""
 
     @property
     def state(self) -> State: ...
     @property
     def facts(self) -> Ready: ...
+    @property
+    def workers(self) -> Sequence[WorkerStatus]: ...
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
     ) -> SpeechStream: ...
     async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]: ...
     async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]: ...
-    async def stats(self) -> Stats: ...
+    async def stats(self) -> Sequence[Stats | None]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class ServerSettings(StrictModel):
     #: Any of these opens /v1. None: everybody may.
     api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
-    #: What the model is called in /v1/models; None: its folder or hub id, `babble` for the built-in one.
+    #: What the model is called in /v1/models; None: its folder or hub id, `hocket-mini` for the built-in one.
     model_name: str | None = None
     #: Further names that requests may give, so that programs written for another service run unchanged.
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -81,22 +81,29 @@ class Profile(StrictModel):
     codec: str | None = None
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    #: Engines, each with `engine`'s rows in a process of its own, behind the one HTTP process. With the device `cuda`
+    #: each gets a GPU of its own.
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
     engine: EngineConfig = EngineConfig()
     server: ServerSettings = ServerSettings()
 
     @property
-    def engine_spec(self) -> EngineSpec:
-        """What the worker loads."""
-        return EngineSpec(
-            model=self.model,
-            codec=self.codec,
-            device=self.device,
-            dtype=self.dtype,
-            config=self.engine,
-            drain_seconds=self.server.drain_seconds,
-        )
+    def engine_specs(self) -> list[EngineSpec]:
+        """What each worker loads."""
+        return [
+            EngineSpec(
+                model=self.model,
+                codec=self.codec,
+                device=f"cuda:{i}" if self.device == "cuda" and self.workers > 1 else self.device,
+                dtype=self.dtype,
+                config=self.engine,
+                workers=self.workers,
+                drain_seconds=self.server.drain_seconds,
+            )
+            for i in range(self.workers)
+        ]
 
     @property
     def served_name(self) -> str:
         """The model's name in /v1/models."""
-        return self.server.model_name or self.model or "babble"
+        return self.server.model_name or self.model or "hocket-mini"

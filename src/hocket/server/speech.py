@@ -6,6 +6,7 @@ The websocket, the batch and the plain route all speak through `speaking`.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -14,15 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, SpeechRequest
+from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, SpeechRequest, TaskType
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.prompt.text_front import normalise
 from hocket.server.errors import ApiError
 from hocket.server.gate import Record
 from hocket.server.long_text import split_text
-from hocket.server.references import DEFAULT_VOICE, find_reference, find_voice
+from hocket.server.references import find_reference, find_voice
 from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
 from hocket.server.settings import ResponseFormat
+from hocket.voices import DEFAULT_VOICE
 
 Samples = NDArray[np.float32]
 
@@ -37,6 +40,7 @@ _CLIENT_NAMES = {
     "reference": "reference_audio",
     "instruction": "instructions",
     "max_frames": "max_new_tokens",
+    "min_frames": "min_new_tokens",
 }
 
 
@@ -46,6 +50,10 @@ class Plan:
 
     texts: tuple[str, ...]
     body: SpeechBody
+    #: Of the request, for a checkpoint that has one.
+    task_type: TaskType | None
+    #: A speaker of the model.
+    voice: str | None
     reference: Reference | None
     reference_text: str | None
     seed: int
@@ -54,25 +62,29 @@ class Plan:
     streaming: bool
 
     @property
-    def characters(self) -> int:
-        """Of the input: what usage is counted in, for the text's part."""
-        return len(self.body.input)
+    def is_repeatable(self) -> bool:
+        """The same request would come to the same speech: its seed was not drawn here, or nothing is drawn."""
+        return self.body.seed is not None or self.body.temperature == 0
 
     def request(self, i: int, max_frames: int | None) -> SpeechRequest:
-        """What the engine is asked for text `i`: the i-th seed, and its share of the wanted length."""
+        """What the engine is asked for text `i`: the i-th seed, and its share of the wanted and the least length."""
         body = self.body
         text = self.texts[i]
         share = len(text) / sum(map(len, self.texts))
+        least = math.ceil((body.min_new_tokens or 0) * share)
         return SpeechRequest(
             text=text,
             language=None if body.language == "Auto" else body.language,
             instruction=body.instructions,
             tokens=None if body.tokens is None else max(1, round(body.tokens * share)),
+            task_type=self.task_type,
+            voice=self.voice,
             reference=self.reference,
             reference_text=self.reference_text,
             sampling=body.sampling,
             seed=piece_seed(self.seed, i),
             max_frames=max_frames,
+            min_frames=least if max_frames is None else min(least, max_frames),
         )
 
 
@@ -98,23 +110,45 @@ async def plan_speech(services: Services, body: SpeechBody) -> Plan:
             param="input",
         )
     if body.reference_audio is not None:
-        reference, words = await find_reference(services, body.reference_audio)
-        words = body.reference_text or words
+        found = await find_reference(services, body.reference_audio)
+        if found.reference is None:
+            raise InvalidRequestError(
+                f"reference_audio: the voice {body.reference_audio!a} has no recording; give it as voice",
+                param="reference_audio",
+            )
+        words = body.reference_text or found.words
     else:
         if body.reference_text is not None:
             raise InvalidRequestError(
                 "reference_text are the words of a recording; give reference_audio, too", param="reference_text"
             )
-        reference, words = await find_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
+        found = await find_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
+        words = found.words
+    task = services.client.facts.voice_traits.task_type
+    if task == "Base" and body.x_vector_only_mode is False and words is None:
+        raise InvalidRequestError(
+            "x_vector_only_mode: false needs reference_text, the words of the recording", param="x_vector_only_mode"
+        )
     return Plan(
-        texts=tuple(split_text(body.input, settings.segment_characters)),
+        texts=await pieces_of(services, body.input, body.language),
         body=body,
-        reference=reference,
+        task_type=None if task is None else body.task_type,
+        voice=found.speaker,
+        reference=found.reference,
         reference_text=None if body.x_vector_only_mode else words,
         seed=secrets.randbelow(_DRAWN_SEEDS) if body.seed is None else body.seed,
         response_format=body.response_format or settings.response_format,
         streaming=body.delivery != "whole",
     )
+
+
+async def pieces_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
+    """`text` as it was written, in pieces that are not too long to be spoken at once."""
+    most, front = services.settings.segment_characters, services.client.facts.text_front
+    if front is None:
+        return tuple(split_text(text, most))
+    language = None if language == "Auto" else language
+    return tuple(await asyncio.to_thread(split_text, text, most, lambda piece: len(normalise(piece, language))))
 
 
 class Speaking:
@@ -126,6 +160,8 @@ class Speaking:
         facts = services.client.facts
         self.sample_rate, self.channels = facts.sample_rate, facts.channels
         self.frames = 0
+        #: Of all prompts: template, text and reference.
+        self.prompt_rows = 0
         self.samples = 0
         self.finish_reason: FinishReason = "stop"
 
@@ -174,14 +210,22 @@ class Speaking:
         # Nobody here has cancelled it, for then nobody would be reading.
         if end.finish_reason == "cancelled":
             raise EngineStoppedError("the server is about to stop and ended this request; send it again")
-        if not self.samples:
-            raise ApiError(
-                500, "the model ended the speech before its first frame; try another seed or text", code="no_audio"
-            )
+        if not frames:
+            raise self._no_audio()
+        self.prompt_rows += end.prompt_rows
         if self.finish_reason == "stop":
             self.finish_reason = end.finish_reason
         self._record.reason = self.finish_reason
         self._services.metrics.piece_ended(end.finish_reason, end.timings.late_seconds, frames)
+
+    def _no_audio(self) -> ApiError:
+        """The model has stopped before its first frame, so a text would be missing from the speech."""
+        what = "the model ended the speech before its first frame"
+        if self.plan.is_repeatable:
+            return ApiError(
+                400, f"{what}, as it will each time; try another seed or text", param="seed", code="no_audio"
+            )
+        return ApiError(500, f"{what}; send the request again, it then gets another seed", code="no_audio")
 
     def _frames_left(self) -> int | None:
         most = self.plan.body.max_new_tokens
@@ -233,6 +277,6 @@ def _for_client(error: HocketError) -> HocketError:
     if not isinstance(error, InvalidRequestError) or error.param is None:
         return error
     name = _CLIENT_NAMES.get(error.param, error.param)
-    message = str(error).replace("max_frames", "max_new_tokens")
+    message = str(error).replace("max_frames", "max_new_tokens").replace("min_frames", "min_new_tokens")
     kind = ReferenceAudioError if isinstance(error, ReferenceAudioError) else InvalidRequestError
     return kind(message, param=name)

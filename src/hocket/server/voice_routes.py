@@ -11,6 +11,7 @@ from starlette.datastructures import UploadFile
 
 from hocket.errors import InvalidRequestError
 from hocket.server.documents import ERROR_ANSWERS
+from hocket.server.encoders import encode_whole
 from hocket.server.gate import record_of
 from hocket.server.services import services_of
 from hocket.server.voices import Voice
@@ -52,6 +53,7 @@ async def upload_voice(request: Request) -> JSONResponse:
             sample_rate=facts.sample_rate,
             channels=facts.channels,
             limits=facts.reference_limits,
+            level=facts.voice_traits.levels_references,
             description=fields.get("speaker_description", ""),
             transcript=fields.get("ref_text") or None,
         )
@@ -63,8 +65,16 @@ async def upload_voice(request: Request) -> JSONResponse:
 
 @router.get("/{name}/preview", response_class=Response, responses=ERROR_ANSWERS)
 async def preview_voice(request: Request, name: str) -> Response:
-    """The recording that a voice is cloned from."""
-    return Response(await asyncio.to_thread(services_of(request).voices.preview, name), media_type="audio/wav")
+    """What a voice is cloned from: the recording, or what the codes of a built-in one sound like."""
+    services = services_of(request)
+    codes_FN = services.voices.builtin_codes(name)
+    if codes_FN is None:
+        return Response(await asyncio.to_thread(services.voices.preview, name), media_type="audio/wav")
+    facts = services.client.facts
+    with services.admission.slot(record_of(request).caller, facts.rows):
+        samples_CS = await services.client.decode(codes_FN)
+    audio = await asyncio.to_thread(encode_whole, "wav", samples_CS, facts.sample_rate, 1.0)
+    return Response(audio.body, media_type=audio.content_type)
 
 
 @router.delete("/{name}", responses=ERROR_ANSWERS)
@@ -99,6 +109,7 @@ def _entry(voice: Voice) -> dict[str, Any]:
         "speaker_description": voice.description,
         "ref_text": voice.transcript,
         "seconds": voice.seconds,
+        "preview": voice.preview,
         "created_at": voice.created,
         "problem": voice.problem,
     }

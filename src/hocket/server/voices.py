@@ -1,4 +1,4 @@
-"""Named voices: those that come with the server, and uploaded ones, each in one file that is replaced atomically.
+"""Named voices: those that come with the model, and uploaded ones, each in one file that is replaced atomically.
 
 An upload is `draft` (everything that can be checked without the model), the model's encoder, `save`:
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import stat
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,27 +34,11 @@ from hocket.core import AudioArray, PreparedReference, Reference, StrictModel
 from hocket.errors import AudioFileError, ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
 from hocket.files import write_atomically
 from hocket.prompt.reference import prepare_reference
+from hocket.voices import BuiltinVoice, VoiceNotFoundError, Voices, voice_name
 
-MAX_NAME_BYTES = 64
 MAX_DESCRIPTION_CHARACTERS = 1_000
 MAX_TRANSCRIPT_CHARACTERS = 5_000
 _SUFFIX = ".voice"
-
-
-class VoiceNotFoundError(InvalidRequestError):
-    """There is no voice of that name, or it has no recording."""
-
-    http_status = 404
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltinVoice:
-    """A voice that comes with the server. No reference: the model speaks as it likes."""
-
-    description: str
-    reference: AudioArray | NDArray[np.int64] | None = None
-    #: The words of `reference`.
-    transcript: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +51,8 @@ class Voice:
     transcript: str | None = None
     #: Length of the recording, where there is one.
     seconds: float | None = None
+    #: There is something to listen to.
+    preview: bool = False
     #: Seconds since 1970.
     created: int | None = None
     #: Why an uploaded voice is broken.
@@ -105,12 +91,12 @@ class VoiceStore:
     def __init__(
         self,
         folder: Path,
-        builtin: Mapping[str, BuiltinVoice],
+        builtin: Voices,
         *,
         max_voices: int = 1_000,
         max_recording_bytes: int = 10 * 2**20,
     ) -> None:
-        """Raises ConfigError when the folder cannot be made, InvalidRequestError for a builtin name that is none."""
+        """Raises ConfigError when the folder cannot be made."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -119,7 +105,7 @@ class VoiceStore:
                 param="voices_folder",
             ) from error
         self._folder = folder
-        self._builtin = {voice_name(name): voice for name, voice in builtin.items()}
+        self._builtin = builtin
         self._max_voices = max_voices
         self._max_recording_bytes = max_recording_bytes
 
@@ -128,17 +114,17 @@ class VoiceStore:
         builtin = [_builtin_entry(name, voice) for name, voice in self._builtin.items()]
         return builtin + sorted((self._stored(path) for path in self._paths()), key=lambda voice: voice.name)
 
-    def reference(self, name: str, *, codec: str) -> tuple[Reference | None, str | None]:
-        """What a model whose codec is `codec` clones, and the words of it.
+    def reference(self, name: str, *, codec: str | None) -> tuple[Reference | None, str | None]:
+        """What a model whose codec is `codec` clones (None: it wants no codes), and the words of it.
 
         Codes where they are this codec's, else the recording. Raises InvalidRequestError (`voice`): unknown, broken, or
         codes of another codec and no recording.
         """
         name = voice_name(name, param="voice")
         if name in self._builtin:
-            return self._builtin[name].reference, self._builtin[name].transcript
+            return self._builtin[name].codes, self._builtin[name].reference_text
         with self._opened(name, "voice") as (facts, file):
-            if facts.codec == codec:
+            if codec is not None and facts.codec == codec:
                 return _codes(file), facts.transcript
             if facts.seconds is None:
                 raise InvalidRequestError(
@@ -146,16 +132,28 @@ class VoiceStore:
                 )
             return _recording(facts, file), facts.transcript
 
+    def is_builtin(self, name: str) -> bool:
+        """It comes with the model, so nothing is read from disk for it. Raises InvalidRequestError (`voice`)."""
+        return voice_name(name, param="voice") in self._builtin
+
+    def speaker(self, name: str) -> str | None:
+        """The name by which the model itself knows the voice, if it does. Raises InvalidRequestError (`voice`)."""
+        name = voice_name(name, param="voice")
+        return name if name in self._builtin and self._builtin[name].is_speaker else None
+
+    def builtin_codes(self, name: str) -> NDArray[np.int64] | None:
+        """The codes of a voice that comes with the model; None for any other. Raises InvalidRequestError (`name`)."""
+        voice = self._builtin.get(voice_name(name))
+        return None if voice is None else voice.codes
+
     def preview(self, name: str) -> bytes:
-        """The recording of a voice as it is cloned, as a wav file. Raises InvalidRequestError (`name`)."""
+        """The recording of an uploaded voice as it is cloned, as a wav file. Raises InvalidRequestError (`name`)."""
         name = voice_name(name)
-        recording: Reference | None = None
-        if name in self._builtin:
-            recording = self._builtin[name].reference
-        else:
+        recording = None
+        if name not in self._builtin:
             with self._opened(name, "name") as (facts, file):
                 recording = None if facts.seconds is None else _recording(facts, file)
-        if not isinstance(recording, AudioArray):
+        if recording is None:
             raise VoiceNotFoundError(f"the voice {name!r} has no recording to listen to", param="name")
         return encode_audio(FORMATS[".wav"], recording.samples, recording.sample_rate)
 
@@ -167,6 +165,7 @@ class VoiceStore:
         sample_rate: int,
         channels: int,
         limits: ReferenceLimits,
+        level: bool = True,
         description: str = "",
         transcript: str | None = None,
     ) -> VoiceDraft:
@@ -186,7 +185,9 @@ class VoiceStore:
                 param="audio_sample",
             )
         try:
-            samples_CS = prepare_reference(recording, sample_rate=sample_rate, channels=channels, limits=limits)
+            samples_CS = prepare_reference(
+                recording, sample_rate=sample_rate, channels=channels, limits=limits, level=level
+            )
         except ReferenceAudioError as error:
             raise ReferenceAudioError(str(error), param="audio_sample") from error
         return VoiceDraft(name, description, transcript, PreparedReference(samples_CS, sample_rate))
@@ -223,7 +224,7 @@ class VoiceStore:
         """Forget an uploaded voice, a broken one too. Raises InvalidRequestError (`name`)."""
         name = voice_name(name)
         if name in self._builtin:
-            raise InvalidRequestError(f"the voice {name!r} comes with the server and cannot be deleted", param="name")
+            raise InvalidRequestError(f"the voice {name!r} comes with the model and cannot be deleted", param="name")
         try:
             self._path(name).unlink()
         except FileNotFoundError:
@@ -243,7 +244,7 @@ class VoiceStore:
         name = voice_name(name)
         if name in self._builtin:
             raise InvalidRequestError(
-                f"the name {name!r} belongs to a voice that comes with the server; choose another", param="name"
+                f"the name {name!r} belongs to a voice that comes with the model; choose another", param="name"
             )
         if len(self._paths()) >= self._max_voices and not self._path(name).exists():
             raise InvalidRequestError(
@@ -277,34 +278,6 @@ class VoiceStore:
         return VoiceNotFoundError(f"there is no voice {name!r}; GET /v1/audio/voices lists them", param=param)
 
 
-def voice_name(name: str, *, param: str = "name") -> str:
-    """The one spelling of a voice's name: small letters, NFC. Raises InvalidRequestError (`param`).
-
-    Letters and digits of any script with their marks, and `-`, `_`, `.` behind the first; 64 bytes of UTF-8. There is
-    no capital "Anna" beside a small one, because not every disk could keep them apart.
-    """
-    spelt = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-    if not spelt or not _is_initial(spelt[0]) or not all(_is_initial(c) or _is_inner(c) for c in spelt):
-        shown = ascii(name[:MAX_NAME_BYTES])
-        raise InvalidRequestError(
-            f"{shown} is no voice name; use letters and digits, and behind the first also '-', '_' and '.'", param=param
-        )
-    if len(spelt.encode()) > MAX_NAME_BYTES:
-        raise InvalidRequestError(
-            f"a voice name has {MAX_NAME_BYTES} bytes at most, this one {len(spelt.encode())}; shorten it", param=param
-        )
-    return spelt
-
-
-def _is_initial(character: str) -> bool:
-    category = unicodedata.category(character)
-    return category[0] == "L" or category == "Nd"
-
-
-def _is_inner(character: str) -> bool:
-    return character in "-_." or unicodedata.category(character)[0] == "M"
-
-
 def _check_words(words: str, most: int, param: str) -> None:
     if len(words) > most:
         raise InvalidRequestError(f"{param} has {len(words)} characters; the limit is {most}", param=param)
@@ -313,12 +286,20 @@ def _check_words(words: str, most: int, param: str) -> None:
 
 
 def _entry(name: str, facts: _Facts) -> Voice:
-    return Voice(name, "uploaded", facts.description, facts.transcript, facts.seconds, facts.created)
+    return Voice(
+        name,
+        "uploaded",
+        description=facts.description,
+        transcript=facts.transcript,
+        seconds=facts.seconds,
+        preview=facts.seconds is not None,
+        created=facts.created,
+    )
 
 
 def _builtin_entry(name: str, voice: BuiltinVoice) -> Voice:
-    seconds = voice.reference.seconds if isinstance(voice.reference, AudioArray) else None
-    return Voice(name, "builtin", voice.description, voice.transcript, seconds)
+    has_codes = voice.codes is not None
+    return Voice(name, "builtin", description=voice.description, transcript=voice.transcript, preview=has_codes)
 
 
 # ---------------------------------------------------------------------------------------------------- a voice's file

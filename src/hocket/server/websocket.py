@@ -17,14 +17,13 @@ from fastapi import APIRouter, WebSocket
 
 from hocket.core import FinishReason
 from hocket.errors import HocketError, InvalidRequestError
-from hocket.server.answers import encoded
-from hocket.server.encoders import encoder_for
+from hocket.server.answers import encoded, new_encoder
 from hocket.server.errors import error_code
 from hocket.server.gate import Record, record_of
 from hocket.server.long_text import SentenceBuffer
 from hocket.server.schemas import SpeechBody, VoiceFields, check_text
 from hocket.server.services import Services, services_of
-from hocket.server.speech import Plan, Samples, piece_seed, plan_speech, speaking
+from hocket.server.speech import Plan, Samples, piece_seed, pieces_of, plan_speech, speaking
 from hocket.server.websocket_messages import CancelMessage, FlushMessage, StartMessage, TextMessage, read_message
 from hocket.server.websocket_wire import Wire
 
@@ -141,8 +140,7 @@ class _Session:
         self._check_room(message.text)
         voice = {name: value for name, value in message if name in VoiceFields.model_fields}
         plan = await plan_speech(self._services, SpeechBody(input=_ANY_TEXT, seed=message.seed, **voice))
-        facts = self._services.client.facts
-        encoder = encoder_for(plan.response_format, facts.sample_rate, facts.channels, message.speed)
+        encoder = await new_encoder(self._services, plan)
         self._plan, self._as_base64 = plan, message.audio == "base64"
         await self._wire.send_event(
             "started",
@@ -252,7 +250,7 @@ class _Session:
         assert self._plan is not None
         facts = self._services.client.facts
         with self._services.admission.slot(self._record.caller, facts.rows):
-            encoder = encoder_for(self._plan.response_format, facts.sample_rate, facts.channels, self._plan.body.speed)
+            encoder = await new_encoder(self._services, self._plan)
             # Both are closed here, at once: the engine must not go on for audio that nobody gets.
             async with (
                 aclosing(self._sentences(first)) as samples,
@@ -293,7 +291,8 @@ class _Session:
             reason="cancelled",
         )
         body = self._plan.body.model_copy(update={"input": text})
-        plan = replace(self._plan, texts=(text,), body=body, seed=piece_seed(self._plan.seed, index))
+        texts = await pieces_of(self._services, text, body.language)
+        plan = replace(self._plan, texts=texts, body=body, seed=piece_seed(self._plan.seed, index))
         try:
             async with speaking(self._services, plan, record) as (speech, pieces):
                 await self._wire.send_event(

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hocket.models.codec_state import CodecState
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
-from hocket.models.moss_codec.state import CodecState
 from hocket.models.moss_codec.weights import codec_weight_table
 from hocket.models.weights import load_weights
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InvalidRequestError
+from hocket.models.codec_state import CodecState, Direction
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
-from hocket.models.moss_codec.state import CodecState, Direction
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer
 
 #: Frames per step when a whole file is coded: bounds memory whatever the length.
@@ -88,16 +88,20 @@ class MossCodec(nn.Module):
         samples_BCS: Tensor,
         state: CodecState,
         rows_B: Tensor,
-        counts_B: Tensor | None = None,
+        lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor:
         """The next chunk of the streams on `rows_B`: whole frames of samples -> codes int64 [B, T, n_codebooks].
 
-        `counts_B` as in `decode`. Raises InvalidRequestError for rows, counts or shapes that do not fit.
+        `lengths_B` is how many of the samples are real for each row; the rest is padding and leaves no trace, but for
+        that of a frame which has real samples: there it is heard. Raises InvalidRequestError for rows, lengths or
+        shapes that do not fit.
         """
         n_codebooks = self._check_n_codebooks(n_codebooks)
         mono_BS1 = self._to_mono(samples_BCS)
-        batch, frames = samples_BCS.shape[0], samples_BCS.shape[-1] // self.config.frame_samples
+        batch, frame_samples = samples_BCS.shape[0], self.config.frame_samples
+        frames = samples_BCS.shape[-1] // frame_samples
+        counts_B = None if lengths_B is None else (lengths_B + frame_samples - 1) // frame_samples
         state.check_call("encoder", batch, frames, rows_B, counts_B)
         latent_BTD = self._stream(self.encoder, mono_BS1, state, rows_B, counts_B, frames)
         return self.quantizer.encode(latent_BTD, n_codebooks)
@@ -144,7 +148,7 @@ class MossCodec(nn.Module):
                 first, length = start * frame_samples, count * frame_samples
                 chunk_BCS[b, :, :length] = samples[row][:, first : first + length]
             rows_B, counts_B = torch.tensor([rows, counts], device=chunk_BCS.device)
-            codes_BTN = self.encode(chunk_BCS, state, rows_B, counts_B, n_codebooks)
+            codes_BTN = self.encode(chunk_BCS, state, rows_B, counts_B * frame_samples, n_codebooks)
             for b, (row, count) in enumerate(zip(rows, counts, strict=True)):
                 codes[row][start : start + count] = codes_BTN[b, :count]
         return codes
@@ -171,8 +175,9 @@ class MossCodec(nn.Module):
         self, direction: Direction, specs: Sequence[StageSpec], rows: int, max_chunk_frames: int
     ) -> CodecState:
         weight = next(layer.in_proj.weight for layer in self.modules() if isinstance(layer, CodecLayer))
+        rings = [spec.ring if isinstance(spec, TransformerSpec) else None for spec in specs]
         return CodecState.allocate(
-            direction, specs, rows=rows, max_chunk_frames=max_chunk_frames, dtype=weight.dtype, device=weight.device
+            direction, rings, rows=rows, max_chunk_frames=max_chunk_frames, dtype=weight.dtype, device=weight.device
         )
 
     def _stream(

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from hocket.core import StrictModel
 from hocket.errors import ConfigError
+from hocket.models.codec_state import Direction, RingSpec
 
 MODEL_TYPE = "moss-audio-tokenizer"
 #: Some official checkpoints carry an older `model_type`; the class name tells them apart from foreign models.
@@ -113,6 +114,10 @@ class TransformerSpec:
     def head_dim(self) -> int:
         return self.width // self.heads
 
+    @property
+    def ring(self) -> RingSpec:
+        return RingSpec(self.layers, self.heads, self.head_dim, self.context_tokens, self.tokens_per_frame)
+
 
 StageSpec = PatchSpec | TransformerSpec
 
@@ -145,16 +150,20 @@ class MossCodecConfig:
     def codebook_size(self) -> int:
         return self.quantizer.codebook_size
 
-    def state_bytes(self, direction: Literal["encoder", "decoder"], rows: int, max_chunk_frames: int) -> int:
-        """Bytes of the rings of `rows` streams (see `state.CodecState`)."""
+    @property
+    def max_recording_frames(self) -> int | None:
+        """Streams have no end: the encoder looks back over its contexts only."""
+        return None
+
+    def reference_frames(self, samples: int) -> int:
+        """Frames of a reference of so many samples: its whole ones, what is over is dropped (spec/moss 2.5)."""
+        return samples // self.frame_samples
+
+    def state_bytes(self, direction: Direction, rows: int, max_chunk_frames: int) -> int:
+        """Bytes of the rings of `rows` streams (see `codec_state.CodecState`)."""
         stages = self.encoder if direction == "encoder" else self.decoder
         return sum(
-            2
-            * stage.layers
-            * rows
-            * stage.width
-            * self.compute_dtype.itemsize
-            * (stage.context_tokens + max_chunk_frames * stage.tokens_per_frame)
+            stage.ring.nbytes(rows, max_chunk_frames, self.compute_dtype)
             for stage in stages
             if isinstance(stage, TransformerSpec)
         )

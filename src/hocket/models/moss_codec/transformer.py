@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.models.codec_state import RingWindow
 from hocket.models.moss_codec.config import TransformerSpec
-from hocket.models.moss_codec.state import RingWindow
 
 LAYER_NORM_EPS = 1e-5
 

@@ -3,84 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from hocket.core import StrictModel
+from hocket.core import StrictModel, VoiceTraits
 from hocket.errors import ConfigError
+from hocket.models.config_file import Id, Layers, PositiveFloat, Qwen3Section, Section, Size, config_error, same
 from hocket.models.moss_local.depth import DepthConfig
 from hocket.models.qwen3 import Qwen3BackboneConfig
 
 MODEL_TYPE = "moss_tts_local"
 
-#: Bounds far beyond any model, so that a damaged file is refused and not built.
-Size = Annotated[int, Field(ge=1, le=2**24)]
-Layers = Annotated[int, Field(ge=1, le=1024)]
-Id = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
-
-class _Section(BaseModel):
-    """A part of the file. Keys that change nothing here (dropout, labels, ...) are ignored; the rest is checked.
-
-    A field has a default only where the released model relies on the official class's.
-    """
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-
-class _Rope(_Section):
-    rope_theta: PositiveFloat | None = None
-    rope_type: Literal["default"] = "default"
-    #: The older name of `rope_type`.
-    type: Literal["default"] = "default"
-
-
-class _Backbone(_Section):
+class _Backbone(Qwen3Section):
     model_type: Literal["qwen3"] = "qwen3"
     vocab_size: Size
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Layers
-    num_attention_heads: Size = 32
-    num_key_value_heads: Size
-    head_dim: Size = 128
-    max_position_embeddings: Size = 32768
-    hidden_act: Literal["silu"] = "silu"
-    rms_norm_eps: PositiveFloat = 1e-6
-    attention_bias: Literal[False] = False
-    use_sliding_window: Literal[False] = False
-    sliding_window: None = None
-    layer_types: list[Literal["full_attention"]] | None = None
-    rope_parameters: _Rope | None = None
-    rope_scaling: _Rope | None = None
-    rope_theta: PositiveFloat | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> _Backbone:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"{self.num_attention_heads} heads do not share {self.num_key_value_heads} kv heads evenly"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd, but rotary positions need pairs")
-        if len(set(self._thetas)) > 1:
-            raise ValueError(f"rope_theta is given as {' and '.join(map(str, self._thetas))}; keep one value")
-        return self
-
-    @property
-    def _thetas(self) -> list[float]:
-        nested = [rope.rope_theta for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
-        return [theta for theta in (self.rope_theta, *nested) if theta is not None]
-
-    @property
-    def theta(self) -> float:
-        return self._thetas[0] if self._thetas else 1e6
 
 
-class _Depth(_Section):
+class _Depth(Section):
     n_embd: Size
     n_layer: Layers = 12
     n_head: Size
@@ -101,7 +43,7 @@ class _Depth(_Section):
         return self
 
 
-class _File(_Section):
+class _File(Section):
     qwen3_config: _Backbone | None = None
     language_config: _Backbone | None = None
     gpt2_config: _Depth
@@ -138,22 +80,16 @@ class _File(_Section):
     def _consistent(self) -> _File:
         if self.qwen3_config is None and self.language_config is None:
             raise ValueError("qwen3_config is missing (and so is its other name, language_config)")
-        _same("qwen3_config and language_config", self.qwen3_config, self.language_config)
+        same("qwen3_config and language_config", self.qwen3_config, self.language_config)
         size = self.backbone.hidden_size
-        _same("hidden_size and qwen3_config.hidden_size", self.hidden_size, size)
-        _same("local_hidden_size and qwen3_config.hidden_size", self.local_hidden_size, size)
-        _same("gpt2_config.n_embd and qwen3_config.hidden_size", self.gpt2_config.n_embd, size)
-        _same("vocab_size and qwen3_config.vocab_size", self.vocab_size, self.backbone.vocab_size)
-        _same("audio_pad_token_id and audio_pad_code", self.audio_pad_token_id, self.audio_pad_code)
+        same("hidden_size and qwen3_config.hidden_size", self.hidden_size, size)
+        same("local_hidden_size and qwen3_config.hidden_size", self.local_hidden_size, size)
+        same("gpt2_config.n_embd and qwen3_config.hidden_size", self.gpt2_config.n_embd, size)
+        same("vocab_size and qwen3_config.vocab_size", self.vocab_size, self.backbone.vocab_size)
+        same("audio_pad_token_id and audio_pad_code", self.audio_pad_token_id, self.audio_pad_code)
         slots = self.audio_assistant_gen_slot_token_id, self.audio_assistant_slot_token_id
-        _same("audio_assistant_gen_slot_token_id and audio_assistant_slot_token_id", *slots)
+        same("audio_assistant_gen_slot_token_id and audio_assistant_slot_token_id", *slots)
         return self
-
-
-def _same(names: str, one: object, other: object) -> None:
-    """Raise ValueError when both values are given and differ."""
-    if one is not None and other is not None and one != other:
-        raise ValueError(f"{names} contradict each other")
 
 
 class MossLocalConfig(StrictModel):
@@ -217,12 +153,7 @@ class MossLocalConfig(StrictModel):
         try:
             return cls._from_file(_File.model_validate(raw))
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            message = first["msg"].removeprefix("Value error, ")
-            # A missing key, or a section that contradicts itself, has the whole section as its input.
-            given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
-            raise ConfigError(f"config.json: {key + ': ' if key else ''}{message}{given}", param=key or None) from None
+            raise config_error(error) from None
 
     @classmethod
     def _from_file(cls, file: _File) -> MossLocalConfig:
@@ -237,16 +168,7 @@ class MossLocalConfig(StrictModel):
             raise ConfigError("config.json: audio_pad_token_id is missing", param="audio_pad_token_id")
         backbone, depth = file.backbone, file.gpt2_config
         return cls(
-            backbone=Qwen3BackboneConfig(
-                hidden_size=backbone.hidden_size,
-                layers=backbone.num_hidden_layers,
-                heads=backbone.num_attention_heads,
-                kv_heads=backbone.num_key_value_heads,
-                head_dim=backbone.head_dim,
-                intermediate_size=backbone.intermediate_size,
-                norm_eps=backbone.rms_norm_eps,
-                rope_theta=backbone.theta,
-            ),
+            backbone=backbone.dimensions,
             depth=DepthConfig(
                 hidden_size=depth.n_embd,
                 layers=file.local_transformer_layers or depth.n_layer,
@@ -291,6 +213,21 @@ class MossLocalConfig(StrictModel):
     @property
     def head_dim(self) -> int:
         return self.backbone.head_dim
+
+    @property
+    def frame_text_id(self) -> int:
+        """Text column of generated frames."""
+        return self.audio_assistant_slot_token_id
+
+    @property
+    def voice_size(self) -> int:
+        """The voice comes as codes alone."""
+        return 0
+
+    @property
+    def voice_traits(self) -> VoiceTraits:
+        """Recordings come to about one loudness (spec/moss 1.8)."""
+        return VoiceTraits()
 
     def kv_bytes_per_row(self, dtype: torch.dtype) -> int:
         """Bytes of the keys and values that one row takes in all layers."""

@@ -33,8 +33,8 @@ class MossLocalTalker(nn.Module):
         """Table [V_k, D] of codebook k, a view: embeds its codes and scores them."""
         return self.audio_embedding.weight.narrow(0, self._offsets[k], self.config.audio_codebook_sizes[k])
 
-    def embed(self, rows_BTR: Tensor) -> Tensor:
-        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; a pad code contributes nothing.
+    def embed(self, rows_BTR: Tensor, voice_BD: Tensor | None = None) -> Tensor:
+        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; a pad code contributes nothing. There is no `voice_BD`.
 
         Summed left to right in the model's dtype, text first, so that bfloat16 rounds as officially (spec/moss 1.2).
         """
@@ -46,9 +46,9 @@ class MossLocalTalker(nn.Module):
             x_BTD = x_BTD + code_BTD.masked_fill(is_pad_BT[..., None], 0.0)
         return x_BTD
 
-    def embed_frame(self, codes_BN: Tensor) -> Tensor:
-        """Backbone inputs [B, D] of generated frames: `embed` of the assistant slot with codes that hold no pad."""
-        x_BD = self.text_embedding.weight[self.config.audio_assistant_slot_token_id]
+    def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor:
+        """Backbone inputs [B, D] of generated frames: `embed` of rows whose codes hold no pad."""
+        x_BD = self.text_embedding(text_B)
         for k, codes_B in enumerate(codes_BN.unbind(-1)):
             x_BD = x_BD + F.embedding(codes_B, self.codebook(k))
         return x_BD
@@ -76,6 +76,9 @@ class MossLocalTalker(nn.Module):
         cache = self.depth.new_cache(hidden_BD.shape[0], hidden_BD.dtype, hidden_BD.device)
         y_BD = self.depth.step(hidden_BD, 0, cache)
         stop_B = self._draw_stop(y_BD, u_BK[:, config.n_vq], sampling)
+        if sampling.min_frames_B is not None:
+            # Between two choices, taking the stop back is the same as masking its logit.
+            stop_B = stop_B & (frame_B >= sampling.min_frames_B)
         codes: list[Tensor] = []
         for k, size in enumerate(config.audio_codebook_sizes):
             if k > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hocket.models.moss_local.config import MossLocalConfig
+from hocket.models.qwen3 import qwen3_weights
 from hocket.models.weights import WeightEntry
 
 
@@ -21,28 +22,11 @@ def talker_weight_table(config: MossLocalConfig, dtype: torch.dtype) -> list[Wei
             entry("audio_embedding.weight", f"audio_embeddings.{k}.weight", codes, size)
             for k, codes in enumerate(config.audio_codebook_sizes)
         ),
-        entry("backbone.norm.weight", "transformer.norm.weight", size),
+        *qwen3_weights("backbone", "transformer", config.backbone, dtype),
         entry("depth.norm.weight", "local_transformer.ln_f.weight", size),
         entry("depth.norm.bias", "local_transformer.ln_f.bias", size),
         entry("stop_head.weight", "local_text_lm_head.weight", 2, size),
     ]
-    backbone = config.backbone
-    q, kv, ffn = backbone.heads * backbone.head_dim, backbone.kv_heads * backbone.head_dim, backbone.intermediate_size
-    for i in range(backbone.layers):
-        here, there = f"backbone.layers.{i}", f"transformer.layers.{i}"
-        table += [
-            entry(f"{here}.input_norm.weight", f"{there}.input_layernorm.weight", size),
-            entry(f"{here}.attention.qkv_proj.weight", f"{there}.self_attn.q_proj.weight", q, size),
-            entry(f"{here}.attention.qkv_proj.weight", f"{there}.self_attn.k_proj.weight", kv, size),
-            entry(f"{here}.attention.qkv_proj.weight", f"{there}.self_attn.v_proj.weight", kv, size),
-            entry(f"{here}.attention.o_proj.weight", f"{there}.self_attn.o_proj.weight", size, q),
-            entry(f"{here}.attention.q_norm.weight", f"{there}.self_attn.q_norm.weight", backbone.head_dim),
-            entry(f"{here}.attention.k_norm.weight", f"{there}.self_attn.k_norm.weight", backbone.head_dim),
-            entry(f"{here}.post_attention_norm.weight", f"{there}.post_attention_layernorm.weight", size),
-            entry(f"{here}.mlp.gate_up_proj.weight", f"{there}.mlp.gate_proj.weight", ffn, size),
-            entry(f"{here}.mlp.gate_up_proj.weight", f"{there}.mlp.up_proj.weight", ffn, size),
-            entry(f"{here}.mlp.down_proj.weight", f"{there}.mlp.down_proj.weight", size, ffn),
-        ]
     ffn = config.depth.intermediate_size
     for i in range(config.depth.layers):
         here, there = f"depth.blocks.{i}", f"local_transformer.h.{i}"

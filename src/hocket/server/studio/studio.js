@@ -269,11 +269,11 @@ async function loadVoices(choice = $("voice").value) {
   $("voices").replaceChildren(...voices.map(voiceItem));
 }
 
-function voiceItem({ name, builtin, kind, problem, seconds }) {
+function voiceItem({ name, builtin, kind, problem, seconds, preview, speaker_description }) {
   const buttons = [];
-  if (seconds) buttons.push(button("Hear", `Hear the recording of the voice ${name}`, () => hear(name)));
+  if (preview) buttons.push(button("Hear", `Hear the recording of the voice ${name}`, () => hear(name)));
   if (!builtin) buttons.push(button("Delete", `Delete the voice ${name}`, () => remove(name)));
-  const facts = [builtin ? "built in" : kind, seconds && `${seconds.toFixed(1)} s`, problem];
+  const facts = [builtin ? "built in" : kind, seconds && `${seconds.toFixed(1)} s`, speaker_description, problem];
   return listItem(name, facts.filter(Boolean).join(" · "), ...buttons);
 }
 
@@ -362,7 +362,8 @@ async function showServer() {
 /** What the server's metrics say of its load, in words, and how that looks. */
 async function serverLoad() {
   const page = await (await call("metrics")).text();
-  const gauge = (name) => Number(page.match(new RegExp(`^hocket_engine{name="${name}"} (.*)$`, "m"))?.[1]);
+  const lines = (name) => [...page.matchAll(new RegExp(`^hocket_engine{name="${name}",worker="\\d+"} (.*)$`, "gm"))];
+  const gauge = (name) => lines(name).reduce((sum, [, value]) => sum + Number(value), 0);
   if (!/^hocket_ready 1/m.test(page)) return ["server not ready", "down"];
   const speaking = gauge("rows_running") + gauge("rows_prefilling");
   const waiting = gauge("rows_waiting");

@@ -1,16 +1,12 @@
-"""Make the placeholder talker: MOSS-TTS-Local's layout at a tiny size with random weights, for the trained codec.
+"""A talker that babbles: MOSS-TTS-Local's layout at a tiny size with random weights, for the codec of the package.
 
-It exists so that the two set-up commands exercise every part of the product before a trained talker is shipped. It does
-not speak: its codes are random. Needs numpy and safetensors only, because the package's build hook
-runs it; the same seed makes the same bytes.
-
-    python scripts/make_babble.py FOLDER
+Tests that need a checkpoint and no sense use it (fixture `babble`): it loads in no time and stops after some 3 s of
+speech. Its codes are random; the same seed makes the same bytes.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -194,9 +190,3 @@ def make_babble(folder: Path) -> None:
     weights = folder / "model.safetensors"
     save_file(talker_tensors(np.random.default_rng(20261129)), weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors makes it 0600, which an installation for several users could not read
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python scripts/make_babble.py FOLDER")
-    make_babble(Path(sys.argv[1]))

@@ -1,9 +1,12 @@
-"""What a codec stream remembers: rings of keys and values, and how many frames each row has seen (spec/moss 2.6).
+"""What a codec stream remembers, on rows: rings of keys and values, tails of convolutions, and how many frames each
+row has seen (spec/moss 2.6, spec/qwen3 9).
 
 A ring holds `context + max chunk` positions, position p in slot p mod capacity. A chunk's keys are written first and
 then read back with the context before them, so any chunking gives exactly the whole-sequence result. The surplus of
 one chunk also makes padding free: what a row writes past its valid count lands on slots whose old positions are at
 least `context` before the row's next token, which no later query can see, and is overwritten before it could be read.
+
+A stream begins where its row's offset is 0: what the row held before is not read, whatever it is.
 """
 
 from __future__ import annotations
@@ -16,14 +19,34 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
-from hocket.models.moss_codec.config import StageSpec, TransformerSpec
 
 Direction = Literal["encoder", "decoder"]
 
 
 @dataclass(frozen=True, slots=True)
+class RingSpec:
+    """The shape of one transformer stage's rings."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    #: A query sees this many keys, itself included.
+    context_tokens: int
+    tokens_per_frame: int
+
+    def capacity(self, max_chunk_frames: int) -> int:
+        """Positions that a ring holds."""
+        return self.context_tokens + max_chunk_frames * self.tokens_per_frame
+
+    def nbytes(self, rows: int, max_chunk_frames: int, dtype: torch.dtype) -> int:
+        """Bytes of the keys and values of all layers."""
+        positions = rows * self.capacity(max_chunk_frames)
+        return 2 * self.layers * positions * self.kv_heads * self.head_dim * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class RingKV:
-    """Keys (after RoPE) and values of one layer, [rows, capacity, heads, head_dim] each."""
+    """Keys (after RoPE) and values of one layer, [rows, capacity, kv_heads, head_dim] each."""
 
     keys: Tensor
     values: Tensor
@@ -65,10 +88,10 @@ class StageRings:
 
     @classmethod
     def allocate(
-        cls, spec: TransformerSpec, rows: int, max_chunk_frames: int, dtype: torch.dtype, device: torch.device
+        cls, spec: RingSpec, rows: int, max_chunk_frames: int, dtype: torch.dtype, device: torch.device
     ) -> StageRings:
-        capacity = spec.context_tokens + max_chunk_frames * spec.tokens_per_frame
-        shape = (rows, capacity, spec.heads, spec.head_dim)
+        capacity = spec.capacity(max_chunk_frames)
+        shape = (rows, capacity, spec.kv_heads, spec.head_dim)
         layers = tuple(
             RingKV(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
             for _ in range(spec.layers)
@@ -102,8 +125,10 @@ class CodecState:
 
     direction: Direction
     max_chunk_frames: int
-    #: One entry per stage of the chain; None for a patch, which remembers nothing.
+    #: One entry per stage of the chain; None for a stage that remembers no keys.
     stages: tuple[StageRings | None, ...]
+    #: [rows, E]: the last inputs of every convolution, one after another; only the codec knows which is where.
+    tails: Tensor
     #: int64 [rows]: valid frames seen so far.
     offsets: Tensor
 
@@ -111,12 +136,13 @@ class CodecState:
     def allocate(
         cls,
         direction: Direction,
-        specs: Sequence[StageSpec],
+        rings: Sequence[RingSpec | None],
         *,
         rows: int,
         max_chunk_frames: int,
         dtype: torch.dtype,
         device: torch.device,
+        tail_elements: int = 0,
     ) -> CodecState:
         """Raises InvalidRequestError when `rows` or `max_chunk_frames` is not positive."""
         if rows < 1 or max_chunk_frames < 1:
@@ -124,12 +150,10 @@ class CodecState:
                 f"a codec state needs at least one row and one frame per chunk, got {rows} and {max_chunk_frames}"
             )
         stages = tuple(
-            StageRings.allocate(spec, rows, max_chunk_frames, dtype, device)
-            if isinstance(spec, TransformerSpec)
-            else None
-            for spec in specs
+            None if spec is None else StageRings.allocate(spec, rows, max_chunk_frames, dtype, device) for spec in rings
         )
-        return cls(direction, max_chunk_frames, stages, torch.zeros(rows, dtype=torch.int64, device=device))
+        tails = torch.empty(rows, tail_elements, dtype=dtype, device=device)
+        return cls(direction, max_chunk_frames, stages, tails, torch.zeros(rows, dtype=torch.int64, device=device))
 
     @property
     def rows(self) -> int:
@@ -137,13 +161,12 @@ class CodecState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rings."""
-        return sum(
-            ring.keys.nbytes + ring.values.nbytes for stage in self.stages if stage is not None for ring in stage.layers
-        )
+        """Bytes of all rings and tails."""
+        rings = (ring for stage in self.stages if stage is not None for ring in stage.layers)
+        return self.tails.nbytes + sum(ring.keys.nbytes + ring.values.nbytes for ring in rings)
 
     def reset(self, rows_B: Tensor) -> None:
-        """Starts new streams on these rows. Old keys stay in memory and are never read."""
+        """Starts new streams on these rows. Old keys and tails stay in memory and are never read."""
         self.offsets.index_fill_(0, rows_B, 0)
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:

@@ -1,0 +1,181 @@
+"""What is to be spoken: the built-in sentences, a folder in the layout of Seed-TTS, or lines of JSON."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import mimetypes
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from hocket.core import StrictModel
+from hocket.errors import ConfigError, ReferenceAudioError
+
+#: Of a file that is sent inside a request.
+_MAX_REFERENCE_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One text and who is to speak it."""
+
+    id: str
+    text: str
+    #: English name.
+    language: str | None = None
+    voice: str | None = None
+    #: A recording of the voice, and its words.
+    reference: Path | None = None
+    reference_text: str | None = None
+
+
+class _Line(StrictModel):
+    """A line of a JSONL file."""
+
+    text: Annotated[str, Field(min_length=1)]
+    id: str | None = None
+    language: str | None = None
+    voice: str | None = None
+    #: Relative to the file.
+    reference: str | None = None
+    reference_text: str | None = None
+
+
+@cache
+def _sentences() -> dict[str, dict[str, Any]]:
+    file = resources.files("hocket.bench") / "data" / "sentences.json"
+    sets: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return sets
+
+
+def set_names() -> tuple[str, ...]:
+    """The built-in sets."""
+    return tuple(_sentences())
+
+
+def load_dataset(kind: str, path: Path | None) -> list[Item]:
+    """`kind` is "seed-tts" or "jsonl" with a `path`, or built-in sets: "plain", "plain,numbers", "all".
+
+    Raises ConfigError for anything that is not there or not in order.
+    """
+    if kind in {"seed-tts", "jsonl"}:
+        if path is None:
+            raise ConfigError(f"--dataset {kind} needs a path after it", param="dataset")
+        return _seed_tts(path) if kind == "seed-tts" else _jsonl(path)
+    if path is not None:
+        raise ConfigError(
+            f"--dataset {kind} is built in and takes no path; only seed-tts and jsonl do", param="dataset"
+        )
+    names = list(set_names()) if kind == "all" else [name.strip() for name in kind.split(",")]
+    unknown = [name for name in names if name not in _sentences()]
+    if unknown:
+        known = ", ".join((*set_names(), "all", "seed-tts PATH", "jsonl PATH"))
+        raise ConfigError(f"--dataset {unknown[0]!r} is not known; use {known}", param="dataset")
+    return [
+        Item(f"{name}-{i + 1}", text, _sentences()[name]["language"])
+        for name in names
+        for i, text in enumerate(_sentences()[name]["texts"])
+    ]
+
+
+def choose(
+    items: Sequence[Item], *, seed: int | None, limit: int | None, voices: Sequence[str] = (), references: bool = True
+) -> list[Item]:
+    """Shuffled by `seed` (None: as they are), the first `limit` of them, spoken by `voices` in turn."""
+    chosen = list(items)
+    if seed is not None:
+        random.Random(seed).shuffle(chosen)
+    chosen = chosen[:limit]
+    if not references:
+        chosen = [replace(item, reference=None, reference_text=None) for item in chosen]
+    if voices:
+        chosen = [replace(item, voice=voice) for item, voice in zip(chosen, itertools.cycle(voices), strict=False)]
+    return chosen
+
+
+@cache
+def data_uri(path: Path) -> str:
+    """A recording as it travels in JSON. Raises ReferenceAudioError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ReferenceAudioError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    if len(data) > _MAX_REFERENCE_BYTES:
+        raise ReferenceAudioError(f"{str(path)!r} has {len(data)} bytes; the limit is {_MAX_REFERENCE_BYTES}")
+    kind = mimetypes.guess_type(path.name)[0] or "audio/wav"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _seed_tts(path: Path) -> list[Item]:
+    """Lines `id|reference text|reference file|text`, perhaps `|recording`; the folder tells the language."""
+    file = path / "meta.lst" if path.is_dir() else path
+    language = {"en": "English", "zh": "Chinese"}.get(file.resolve().parent.name)
+    items = []
+    for number, line in enumerate(_lines(file), start=1):
+        fields = line.split("|")
+        if len(fields) not in (4, 5):
+            raise ConfigError(f"{file}, line {number}: {len(fields)} fields; want id|reference text|reference|text")
+        name, words, reference, text = (field.strip() for field in fields[:4])
+        if not text:
+            raise ConfigError(f"{file}, line {number}: no text")
+        items.append(Item(name, text, language, None, _inside(file, reference, number), words or None))
+    return _not_empty(items, file)
+
+
+def _jsonl(path: Path) -> list[Item]:
+    items = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            fields = _Line.model_validate_json(line)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "the line"
+            raise ConfigError(f"{path}, line {number}: {where}: {problem['msg']}") from None
+        items.append(
+            Item(
+                fields.id or f"line-{number}",
+                fields.text,
+                fields.language,
+                fields.voice,
+                None if fields.reference is None else _inside(path, fields.reference, number),
+                fields.reference_text,
+            )
+        )
+    return _not_empty(items, path)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}", param="dataset") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{str(path)!r} is not UTF-8; convert it first", param="dataset") from None
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _inside(file: Path, name: str, number: int) -> Path:
+    """A recording that a list names. Lists are downloaded, and what they name is sent to a server: so only from below
+    the list's own folder.
+    """
+    folder = file.resolve().parent
+    found = (folder / name).resolve()
+    if not found.is_relative_to(folder):
+        raise ConfigError(f"{file}, line {number}: the recording {name!r} lies outside of the list's folder")
+    if not found.is_file():
+        raise ConfigError(f"{file}, line {number}: the recording {name!r} is not there")
+    return found
+
+
+def _not_empty(items: list[Item], file: Path) -> list[Item]:
+    if not items:
+        raise ConfigError(f"{str(file)!r} has no lines", param="dataset")
+    return items

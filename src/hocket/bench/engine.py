@@ -1,0 +1,273 @@
+"""`hocket bench engine`: the engine by itself, without server, network or (with random weights) a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.table import Table
+
+from hocket.bench.host import command_line, now, package_version
+from hocket.bench.player import play
+from hocket.bench.random_model import loaded_models, random_models
+from hocket.bench.workload import TEMPLATE_ROWS, Spoken, read_workload
+from hocket.config import EngineConfig
+from hocket.core import AudioChunk, SpeechRequest
+from hocket.engine.engine import Engine
+from hocket.engine.loading import assemble, parse_device, parse_dtype
+from hocket.engine.statistics import EngineStats
+from hocket.errors import ConfigError
+from hocket.progress import progress_bar
+
+#: Nobody hears a player stand still for less.
+_UNDERRUN_SECONDS = 0.01
+_WARMUP_FRAMES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWishes:
+    """What to measure."""
+
+    model: str
+    codec: str | None
+    random_weights: bool
+    device: str
+    dtype: str
+    profile: str
+    config: EngineConfig
+    clients: int
+    #: Requests a second, whoever is still speaking; None: a closed loop of `clients`.
+    rate: float | None
+    requests: int | None
+    ignore_stop: bool
+    seed: int
+
+
+@dataclass(slots=True)
+class Spoke:
+    """One request. Times are `perf_counter` seconds; `due` is when it was submitted, or should have been."""
+
+    due: float
+    #: (time, seconds of audio on the host by then).
+    marks: list[tuple[float, float]] = field(default_factory=list)
+    ended: float = 0.0
+    frames: int = 0
+
+
+def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
+    """The figures of one run. Raises ConfigError, CheckpointError; EngineStoppedError when the engine fails."""
+    device, dtype = parse_device(wishes.device), parse_dtype(wishes.dtype)
+    began = time.perf_counter()
+    if wishes.random_weights:
+        talker, codec = random_models(wishes.model, wishes.codec, device=device, dtype=dtype, seed=wishes.seed)
+    else:
+        talker, codec = loaded_models(wishes.model, wishes.codec, device=device, dtype=dtype)
+    loaded = time.perf_counter()
+    engine = Engine(assemble(talker, codec, wishes.config))
+    start_seconds = time.perf_counter() - loaded
+    shape = talker.talker.config
+    workload = read_workload(shape.n_vq, shape.audio_codebook_sizes, wishes.seed)
+    count = wishes.requests or len(workload)
+    spoken = [workload[i % len(workload)] for i in range(count)]
+    _check_room(engine, spoken)
+    _warm_up(engine, spoken, wishes.clients)
+    before = engine.stats()
+    with progress_bar(count) as show:
+        run = _drive(engine, spoken, wishes, show)
+    return {
+        **_facts(wishes, device),
+        **_figures(run, wishes),
+        "parts_ms": _parts(before, engine.stats()),
+        "gpu_memory_gb": round(torch.cuda.max_memory_reserved(device) / 1e9, 2) if device.type == "cuda" else None,
+        "load_s": round(loaded - began, 2),
+        "start_s": round(start_seconds, 2),
+        "torch": torch.__version__,
+        "triton": package_version("triton"),
+        "command": command_line(),
+        "date": now(),
+    }
+
+
+def engine_config(base: EngineConfig, *, rows: int | None, strict: bool) -> EngineConfig:
+    """`base` with `rows` (None: its own), and with nothing that would end a random speech early."""
+    runaway = base.runaway.model_copy(update={"multiple": 0.0, "loop_seconds": 0.0, "silence_seconds": 0.0})
+    return base.model_copy(update={"rows": rows or base.rows, "runaway": runaway, "strict": base.strict or strict})
+
+
+def engine_table(figures: Mapping[str, Any]) -> Table:
+    """The figures that people look at first."""
+    table = Table(show_header=False, show_edge=False, pad_edge=False)
+    load = f"{figures['clients']} clients" if figures["rate"] is None else f"{figures['rate']:g} requests a second"
+    table.add_row(figures["model"], f"{figures['gpu'] or figures['device']}, {figures['dtype']}, {load}")
+    table.add_row(
+        "audio seconds a second", f"{figures['audio_s_per_s']} ({figures['audio_s_per_s_full']} with fill and drain)"
+    )
+    for name, label in (
+        ("ttfa_ms", "first audio, ms"),
+        ("e2e_ms", "whole, ms"),
+        ("lateness_ms", "longest standstill, ms"),
+    ):
+        shown = ", ".join(f"{key} {value:g}" for key, value in (figures[name] or {}).items())
+        table.add_row(label, shown)
+    table.add_row("never stood still", str(figures["underrun_free"]))
+    table.add_row("a step, ms", ", ".join(f"{key} {value:g}" for key, value in figures["parts_ms"].items()))
+    table.add_row("start, s", f"{figures['start_s']} (and {figures['load_s']} for the weights)")
+    return table
+
+
+def _drive(engine: Engine, spoken: Sequence[Spoken], wishes: EngineWishes, show: Callable[[int], None]) -> list[Spoke]:
+    """All requests through the engine, one step after another as a worker does it; in order of their submission."""
+    waiting = list(reversed(range(len(spoken))))
+    dues = _dues(len(spoken), wishes)
+    running: dict[str, Spoke] = {}
+    run: list[Spoke] = []
+    done = 0
+    begin = time.perf_counter()
+    while waiting or running:
+        now_ = time.perf_counter()
+        while waiting and _may_begin(dues, len(run), now_ - begin, len(running), wishes.clients):
+            i = waiting.pop()
+            spoke = Spoke(time.perf_counter() if dues is None else begin + float(dues[i]))
+            running[engine.add(_request(spoken[i], i, wishes))] = spoke
+            run.append(spoke)
+        if not running:
+            assert dues is not None
+            time.sleep(max(0.0, begin + float(dues[len(run)]) - time.perf_counter()))
+            continue
+        for chunk in engine.step():
+            done += _take(chunk, running, time.perf_counter())
+        show(done)
+    return run
+
+
+def _may_begin(dues: NDArray[np.float64] | None, begun: int, seconds: float, running: int, clients: int) -> bool:
+    return running < clients if dues is None else bool(dues[begun] <= seconds)
+
+
+def _dues(count: int, wishes: EngineWishes) -> NDArray[np.float64] | None:
+    if wishes.rate is None:
+        return None
+    gaps = np.random.default_rng(wishes.seed).exponential(1.0 / wishes.rate, count)
+    return np.cumsum(gaps) - gaps[0]
+
+
+def _request(spoken: Spoken, number: int, wishes: EngineWishes) -> SpeechRequest:
+    return spoken.request(wishes.seed + number, ignore_stop=wishes.ignore_stop)
+
+
+def _take(chunk: AudioChunk, running: dict[str, Spoke], now_: float) -> int:
+    """Note a chunk; returns how many requests it ended. Raises the request's own error."""
+    spoke = running[chunk.request_id]
+    spoke.frames += len(chunk.codes)
+    if chunk.samples.shape[1]:
+        before = spoke.marks[-1][1] if spoke.marks else 0.0
+        spoke.marks.append((now_, before + chunk.samples.shape[1] / chunk.sample_rate))
+    if chunk.end is None:
+        return 0
+    if chunk.end.error is not None:
+        raise chunk.end.error
+    spoke.ended = now_
+    del running[chunk.request_id]
+    return 1
+
+
+def _warm_up(engine: Engine, spoken: Sequence[Spoken], clients: int) -> None:
+    """As many short requests as there are clients: every shape has been used before the clock starts."""
+    for i in range(min(clients, len(spoken))):
+        short = Spoken(spoken[i].text_rows, spoken[i].codes, min(_WARMUP_FRAMES, spoken[i].frames))
+        engine.add(short.request(i, ignore_stop=True))
+    while not engine.idle:
+        for chunk in engine.step():
+            if chunk.end is not None and chunk.end.error is not None:
+                raise chunk.end.error
+
+
+def _check_room(engine: Engine, spoken: Sequence[Spoken]) -> None:
+    longest = max(TEMPLATE_ROWS + one.text_rows + len(one.codes) + one.frames for one in spoken)
+    if longest > engine.context_rows:
+        raise ConfigError(
+            f"the longest request takes {longest} K/V rows, this engine has {engine.context_rows}; "
+            f"give --set engine.max_context_rows={longest}"
+        )
+
+
+def _figures(run: Sequence[Spoke], wishes: EngineWishes) -> dict[str, Any]:
+    begin, end = run[0].due, max(spoke.ended for spoke in run)
+    # As many of the first and the last as are open at a time are filling and draining; at least half stay in.
+    most_open = wishes.clients if wishes.rate is None else _most_open(run)
+    edge = min(most_open, len(run) // 4)
+    steady = run[edge : len(run) - edge]
+    low, high = (steady[0].due, steady[-1].due) if len(steady) > 1 else (begin, end)
+    marks = [(at, seconds - before) for spoke in run for (at, seconds), (_, before) in _pairs(spoke.marks)]
+    inside = sum(seconds for at, seconds in marks if low <= at <= high)
+    audio = sum(seconds for _, seconds in marks)
+    spoke_up = [spoke for spoke in steady if spoke.marks]
+    still = [play(spoke.marks, 0.0) for spoke in spoke_up]
+    late = [playback.longest_seconds for playback in still]
+    return {
+        "requests": len(run),
+        "most_open": most_open,
+        "audio_s_per_s": round(inside / max(high - low, 1e-9), 2),
+        "audio_s_per_s_full": round(audio / (end - begin), 2),
+        "audio_s": round(audio, 2),
+        "seconds": round(end - begin, 3),
+        "steady_seconds": round(high - low, 3),
+        "frames": sum(spoke.frames for spoke in run),
+        "ttfa_ms": _percentiles([1e3 * (spoke.marks[0][0] - spoke.due) for spoke in spoke_up]),
+        "e2e_ms": _percentiles([1e3 * (spoke.ended - spoke.due) for spoke in steady]),
+        "lateness_ms": _percentiles([1e3 * seconds for seconds in late]),
+        "underrun_free": round(float(np.mean([seconds < _UNDERRUN_SECONDS for seconds in late])), 5) if late else None,
+    }
+
+
+def _pairs(marks: list[tuple[float, float]]) -> zip[tuple[tuple[float, float], tuple[float, float]]]:
+    return zip(marks, [(0.0, 0.0), *marks], strict=False)
+
+
+def _most_open(run: Sequence[Spoke]) -> int:
+    changes = sorted([(spoke.due, 1) for spoke in run] + [(spoke.ended, -1) for spoke in run])
+    return int(np.cumsum([change for _, change in changes]).max())
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    points = np.percentile(values, [50, 95, 99])
+    named = zip(("mean", "p50", "p95", "p99"), (float(np.mean(values)), *map(float, points)), strict=True)
+    return {name: round(value, 3) for name, value in named}
+
+
+def _parts(before: EngineStats, after: EngineStats) -> dict[str, float]:
+    """Mean milliseconds of a step, by where they went. `frames` is backbone and depth together, `cpu` the rest."""
+    steps = max(1, after.steps - before.steps)
+    parts = {
+        "prefill": after.prefill_seconds - before.prefill_seconds,
+        "frames": after.frame_seconds - before.frame_seconds,
+        "codec": after.decode_seconds - before.decode_seconds,
+        "references": after.reference_seconds - before.reference_seconds,
+        "cpu": after.host_seconds - before.host_seconds,
+    }
+    shown = {name: round(1e3 * seconds / steps, 4) for name, seconds in parts.items()}
+    return {"step": round(1e3 * sum(parts.values()) / steps, 4), **shown}
+
+
+def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
+    return {
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "device": wishes.device,
+        "model": wishes.model,
+        "random_weights": wishes.random_weights,
+        "dtype": wishes.dtype,
+        "clients": wishes.clients if wishes.rate is None else None,
+        "rate": wishes.rate,
+        "profile": wishes.profile,
+        "quantize": wishes.config.model_dump().get("quantize"),
+        "strict": wishes.config.strict,
+        "rows": wishes.config.rows,
+        "ignore_stop": wishes.ignore_stop,
+    }

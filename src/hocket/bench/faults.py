@@ -1,0 +1,55 @@
+"""Everything that can be wrong with an answer, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Kind and what it means; the order is that of reports.
+FAULTS = {
+    "connect": "no connection",
+    "timeout": "not complete in time",
+    "http": "not HTTP/1.1 as it should be",
+    "status": "an HTTP status other than 200",
+    "incomplete": "the connection ended before the answer did",
+    "error_event": "an error event inside the stream",
+    "unfinished": "the events ended without the one that says so",
+    "not_audio": "cannot be decoded",
+    "wrong_format": "another format than the one asked for",
+    "headers_inside": "file headers in the middle of the audio, which play as clicks",
+    "unknown_rate": "samples without a container, and no word of their rate and channels",
+    "wrong_rate": "the rate or the channels contradict the container, the probe or --expect",
+    "wrong_length": "the length contradicts what the answer says of itself",
+    "no_audio": "a success without a single sample",
+    "silent": "nothing to be heard, or a silence longer than allowed",
+    "clipped": "samples held at full scale",
+    "too_short": "shorter than the text can be spoken",
+    "too_long": "longer than anybody needs for the text",
+    "stalled": "a player would have stood still for too long at a time",
+    "same_audio": "the very audio of another text",
+    "wrong_words": "the recogniser heard something else",
+    "wrong_voice": "too unlike the reference speaker",
+}
+
+
+#: Faults of answers that are right but late. They fail, and still count in every figure: to leave out the slowest would
+#: flatter the rest.
+SLOW = frozenset({"stalled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with one answer."""
+
+    kind: str
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.kind in FAULTS or self.kind.startswith("status_"), self.kind
+
+
+class AnswerError(Exception):
+    """The answer holds nothing that could be listened to."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(detail)
+        self.fault = Fault(kind, detail)

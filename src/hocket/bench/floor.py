@@ -1,0 +1,71 @@
+"""The generator against a server that needs no time: what of the figures is its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from hocket.bench.dialects import SPEECH_PATH
+from hocket.bench.load import Load, StageRun, run_stage
+from hocket.bench.stub import HOST
+from hocket.bench.wire import Answer, Target, ask
+from hocket.errors import HocketError
+
+_SECONDS = 1.0
+_TIMEOUT_SECONDS = 60.0
+RATE, CHANNELS = 48_000, 2
+
+
+@contextmanager
+def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
+    """`hocket.bench.stub` in a process of its own: 48 kHz stereo PCM in chunks of 80 ms."""
+    command = [sys.executable, "-m", "hocket.bench.stub", "--seconds", str(seconds), "--pace", str(pace)]
+    shape = ["--rate", str(RATE), "--channels", str(CHANNELS)]
+    with subprocess.Popen(command + shape, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        if not port.isdecimal():
+            raise HocketError("the stub server for the generator's own floor did not start")
+        try:
+            yield Target.parse(f"http://{HOST}:{port}")
+        finally:
+            process.stdin.close()
+
+
+async def measure_floor(streams: int, seconds: float = _SECONDS) -> dict[str, Any]:
+    """`streams` answers at a time at the pace of a player: first byte, processor time, lateness."""
+
+    async def one(_: int) -> Answer:
+        return await ask(target, "POST", SPEECH_PATH, {}, b"{}", _TIMEOUT_SECONDS)
+
+    with stub_server(seconds=seconds) as target:
+        run = await run_stage(Load(streams, clients=streams), one, seed=0)
+    first = [1e3 * (o.answer.arrivals[0][0] - o.answer.asked_at) for o in run.asked if o.answer.arrivals]
+    received = sum(len(o.answer.body) for o in run.asked)
+    return {
+        "streams": streams,
+        "sample_rate": RATE,
+        "channels": CHANNELS,
+        "failures": sum(o.answer.broken is not None for o in run.asked),
+        "megabytes_per_s": round(received / run.seconds / 1e6, 2),
+        "first_byte_p50_ms": round(float(np.percentile(first, 50)), 3),
+        "first_byte_p95_ms": round(float(np.percentile(first, 95)), 3),
+        **own_load(run),
+    }
+
+
+def own_load(run: StageRun) -> dict[str, float]:
+    """What the generator itself took: cores, and how late its clock was read at worst."""
+    lags = np.array(run.lags or [0.0]) * 1e3
+    return {
+        "cores": round(run.cpu_seconds / max(run.seconds, 1e-9), 3),
+        "lag_p50_ms": round(float(np.percentile(lags, 50)), 3),
+        "lag_p99_ms": round(float(np.percentile(lags, 99)), 3),
+        "lag_max_ms": round(float(lags.max()), 3),
+    }

@@ -1,0 +1,84 @@
+"""After the load: what a recogniser and a speaker model make of the answers, and which of them are kept to be heard."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from hocket.audio import decode_audio, write_audio
+from hocket.bench.asker import Asker
+from hocket.bench.faults import AnswerError, Fault
+from hocket.bench.judge import Outcome
+from hocket.bench.similarity import Embedding, SpeakerModel, similarity
+from hocket.bench.transcribe import to_recogniser
+from hocket.bench.wire import Answer
+from hocket.bench.wishes import Wishes
+from hocket.bench.words import count_errors
+
+#: Answers whose audio is kept: failed ones, and those with the most errors of words.
+_KEPT_FAILURES = 20
+_KEPT_WORST = 10
+_MAX_REFERENCE_BYTES = 64 * 2**20
+_MAX_REFERENCE_SECONDS = 600.0
+
+
+def listen_to_all(wishes: Wishes, asker: Asker, outcomes: Sequence[Outcome], answers: Mapping[int, Answer]) -> None:
+    """Recognise and compare every answer that has audio. Raises HocketError when the recogniser does not work."""
+    spoken = [outcome for outcome in outcomes if outcome.seconds > 0.0]
+
+    @cache
+    def reference(path: Path) -> Embedding:
+        assert wishes.speaker_model is not None
+        return embed_file(wishes.speaker_model, path)
+
+    def one(outcome: Outcome) -> None:
+        heard = asker.listen(outcome.index, answers[outcome.index])
+        mono_S = to_recogniser(heard.samples, heard.sample_rate)
+        if wishes.recogniser is not None:
+            note_words(outcome, wishes.recogniser.words(mono_S, outcome.item.language), wishes.max_cer)
+        if wishes.speaker_model is not None and outcome.item.reference is not None:
+            alike = similarity(wishes.speaker_model.embed(mono_S), reference(outcome.item.reference))
+            outcome.similarity = alike
+            if wishes.min_similarity is not None and alike < wishes.min_similarity:
+                outcome.faults.append(Fault("wrong_voice", f"{alike:.2f} alike, at least {wishes.min_similarity:g}"))
+
+    workers = 1 if wishes.recogniser is None else wishes.recogniser.workers
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(one, spoken):
+            pass
+
+
+def note_words(outcome: Outcome, heard_text: str, max_cer: float) -> None:
+    """What was heard, its errors, and the fault when there are too many."""
+    errors = count_errors(outcome.item.text, heard_text, outcome.item.language)
+    outcome.heard_text = heard_text
+    outcome.word_errors, outcome.words = errors.word_errors, errors.words
+    outcome.character_errors, outcome.characters = errors.character_errors, errors.characters
+    if errors.cer > max_cer:
+        outcome.faults.append(Fault("wrong_words", f"{100 * errors.cer:.0f} % of characters wrong"))
+
+
+def embed_file(model: SpeakerModel, path: Path) -> Embedding:
+    """Of a recording. Raises AudioFileError."""
+    audio = decode_audio(path, max_bytes=_MAX_REFERENCE_BYTES, max_seconds=_MAX_REFERENCE_SECONDS)
+    return model.embed(to_recogniser(audio.samples, audio.sample_rate))
+
+
+def keep_audio(
+    folder: Path, prefix: str, asker: Asker, outcomes: Sequence[Outcome], answers: Mapping[int, Answer]
+) -> None:
+    """Write failed answers and the ones with the worst words into `folder`, as WAV. Raises AudioFileError."""
+    failed = [outcome for outcome in outcomes if outcome.faults and outcome.seconds > 0.0][:_KEPT_FAILURES]
+    worst = sorted(
+        (outcome for outcome in outcomes if outcome.word_errors), key=lambda o: (o.word_errors or 0) / (o.words or 1)
+    )[-_KEPT_WORST:]
+    for outcome in {id(o): o for o in [*failed, *worst]}.values():
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(AnswerError):
+            heard = asker.listen(outcome.index, answers[outcome.index])
+            path = folder / f"{prefix}{outcome.index}.wav"
+            write_audio(path, heard.samples, heard.sample_rate)
+            outcome.audio_file = f"{folder.name}/{path.name}"

@@ -1,0 +1,264 @@
+"""`hocket bench isolation`: does everybody get their own words, in their own voice, when all ask at once?
+
+Many different texts are asked for at a time, and each answer is matched to the request whose text it sounds most like.
+Where a server honours seeds, `--by seed` needs no recogniser: each request is asked alone first, and the answer in the
+crowd must be most like that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+
+from hocket.bench.asker import Asker
+from hocket.bench.faults import AnswerError
+from hocket.bench.floor import own_load
+from hocket.bench.hearing import embed_file
+from hocket.bench.host import command_line, host_facts, now
+from hocket.bench.load import Load, StageRun, run_stage
+from hocket.bench.optional import need
+from hocket.bench.session import server_facts
+from hocket.bench.similarity import similarity
+from hocket.bench.transcribe import RATE, to_recogniser
+from hocket.bench.wishes import Wishes
+from hocket.bench.words import normal
+from hocket.errors import ConfigError
+from hocket.progress import progress_bar
+
+By = Literal["words", "seed"]
+WAYS: tuple[By, ...] = ("words", "seed")
+Verdict = Literal["own", "other", "unclear"]
+
+#: An answer less like its nearest text than this was not understood.
+_UNDERSTOOD = 0.5
+#: Own and next must differ by this, or the match says nothing.
+_MARGIN = 0.1
+#: Recognisers mishear some texts; of all answers, this share must be known as their own.
+_PROVEN = 0.9
+#: Level of sound in pieces of this length is what audio is compared by; rounding does not change it.
+_ENVELOPE_SECONDS = 0.02
+
+
+def bench_isolation(wishes: Wishes, by: By) -> dict[str, Any]:
+    """The report: one verdict for each answer. Raises ConfigError, HocketError."""
+    texts = [item.text for item in wishes.items]
+    if len(set(texts)) < 2:
+        raise ConfigError("isolation needs at least two different texts; give --dataset with more")
+    if by == "words" and wishes.recogniser is None:
+        raise ConfigError("isolation by words needs a recogniser; give --recogniser, or --by seed")
+    if by == "seed":
+        wishes = replace(wishes, request_seed=wishes.request_seed or 0)
+        if wishes.dialect.seed is None:
+            raise ConfigError(f"--dialect {wishes.dialect.name} has no field for seeds; use --by words")
+    with (
+        TemporaryDirectory(prefix="hocket-bench-") as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_isolation(wishes, by, Path(folder)))
+
+
+async def _isolation(wishes: Wishes, by: By, folder: Path) -> dict[str, Any]:
+    crowd = Asker(wishes, folder / "crowd")
+    await crowd.warm_up()
+    count, clients = len(wishes.items), wishes.loads[0].clients
+    alone: list[NDArray[np.float32] | None] = []
+    if by == "seed":
+        asker = Asker(wishes, folder / "alone")
+        run = await _ask_all(wishes, asker, Load(count, clients=1))
+        alone = [audio for audio, _ in await asyncio.to_thread(_audio_of, asker, run)]
+    run = await _ask_all(wishes, crowd, Load(count, clients=clients))
+    heard = await asyncio.to_thread(_audio_of, crowd, run)
+    audio = [samples for samples, _ in heard]
+    texts: list[str] | None = None
+    if by == "words":
+        texts = await asyncio.to_thread(_recognise, wishes, audio)
+        likeness = _words_likeness(wishes, texts)
+    else:
+        likeness = await asyncio.to_thread(_audio_likeness, audio, alone)
+    rows = _rows(wishes, likeness, heard, texts)
+    if wishes.speaker_model is not None:
+        await asyncio.to_thread(_match_voices, wishes, audio, rows)
+    return _report(wishes, by, run, rows)
+
+
+def _rows(
+    wishes: Wishes,
+    likeness: NDArray[np.float64],
+    heard: Sequence[tuple[NDArray[np.float32] | None, str]],
+    texts: Sequence[str] | None,
+) -> list[dict[str, Any]]:
+    """Each answer: its own request's likeness, the next best's, and what that means."""
+    said = [item.text for item in wishes.items]
+    rows = []
+    for i, item in enumerate(wishes.items):
+        nearest = max((j for j, text in enumerate(said) if text != item.text), key=lambda j: likeness[i, j])
+        own, other = float(likeness[i, i]), float(likeness[i, nearest])
+        row = {
+            "index": i,
+            "id": item.id,
+            "voice": item.voice,
+            "text": item.text,
+            "heard_text": None if texts is None else texts[i],
+            "verdict": "failed" if heard[i][0] is None else _verdict(own, other),
+            "likeness_own": round(own, 3),
+            "nearest_other": nearest,
+            "likeness_other": round(other, 3),
+            "problem": heard[i][1],
+        }
+        rows.append({name: value for name, value in row.items() if value not in (None, "")})
+    return rows
+
+
+def parse_by(name: str) -> By:
+    """Raises ConfigError."""
+    for by in WAYS:
+        if by == name:
+            return by
+    raise ConfigError(f"--by is {name!r}; use words or seed", param="by")
+
+
+def print_isolation(report: dict[str, Any]) -> str:
+    """A few lines: counts, then every answer that is not its own."""
+    counts = report["counts"]
+    shown = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    lines = [f"{report['requests']} answers, {report['most_open']} at a time, by {report['by']}: {shown}"]
+    for row in report["answers"]:
+        if row["verdict"] == "other":
+            lines.append(f"  LEAK: request {row['index']} got the speech of request {row['nearest_other']}")
+        elif row["verdict"] == "failed":
+            lines.append(f"  request {row['index']} failed: {row['problem']}")
+        if row.get("voice_verdict") == "other":
+            lines.append(f"  LEAK: request {row['index']} was spoken in the voice of request {row['voice_match']}")
+    if counts.get("unclear"):
+        lines.append("  unclear: like no text well enough to say whose it is; that proves nothing either way")
+    lines.append({"isolated": "PASS", "leak": "FAIL", "unproven": "NOT PROVEN"}[report["verdict"]])
+    return "\n".join(lines)
+
+
+async def _ask_all(wishes: Wishes, asker: Asker, load: Load) -> StageRun:
+    bodies = [asker.body(i) for i in range(load.requests)]
+    with progress_bar(load.requests) as show:
+        run = await run_stage(load, lambda i: asker.ask(i, bodies[i]), wishes.seed, show)
+    await asker.written()
+    return run
+
+
+def _audio_of(asker: Asker, run: StageRun) -> list[tuple[NDArray[np.float32] | None, str]]:
+    """In order of the requests: mono audio at 16 kHz, or None and what was wrong."""
+    found: list[tuple[NDArray[np.float32] | None, str]] = []
+    for one in sorted(run.asked, key=lambda one: one.index):
+        try:
+            heard = asker.listen(one.index, one.answer)
+            found.append((to_recogniser(heard.samples, heard.sample_rate), ""))
+        except AnswerError as error:
+            found.append((None, f"{error.fault.kind} {error.fault.detail}".strip()))
+    return found
+
+
+def _recognise(wishes: Wishes, audio: Sequence[NDArray[np.float32] | None]) -> list[str]:
+    recogniser = wishes.recogniser
+    assert recogniser is not None
+    return [
+        "" if samples is None else recogniser.words(samples, item.language)
+        for samples, item in zip(audio, wishes.items, strict=True)
+    ]
+
+
+def _words_likeness(wishes: Wishes, heard: Sequence[str]) -> NDArray[np.float64]:
+    """[answer, text]: 1 where all characters agree, 0 where none does."""
+    distance: Any = need("rapidfuzz", "hocket bench isolation").distance.Levenshtein.normalized_similarity
+    rows = [
+        [
+            distance(normal(item.text, item.language).replace(" ", ""), normal(text, item.language).replace(" ", ""))
+            for item in wishes.items
+        ]
+        for text in heard
+    ]
+    return np.array(rows, np.float64)
+
+
+def _audio_likeness(
+    audio: Sequence[NDArray[np.float32] | None], alone: Sequence[NDArray[np.float32] | None]
+) -> NDArray[np.float64]:
+    """[answer, answer alone]: correlation of how loudness goes, over the longer of the two."""
+    crowd = [_envelope(samples) for samples in audio]
+    single = [_envelope(samples) for samples in alone]
+    return np.array([[_correlation(one, other) for other in single] for one in crowd], np.float64)
+
+
+def _envelope(samples_S: NDArray[np.float32] | None) -> NDArray[np.float64]:
+    if samples_S is None:
+        return np.zeros(1)
+    width = round(RATE * _ENVELOPE_SECONDS)
+    power = (
+        np.square(np.pad(samples_S, (0, -len(samples_S) % width)).astype(np.float64)).reshape(-1, width).mean(axis=1)
+    )
+    return np.log10(power + 1e-8) + 8.0
+
+
+def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    size = max(len(a), len(b))
+    x, y = np.pad(a, (0, size - len(a))), np.pad(b, (0, size - len(b)))
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.dot(x, y) / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-12))
+
+
+def _verdict(own: float, other: float) -> Verdict:
+    """Whose speech an answer is that is so much like its own text, and so much like the nearest other one."""
+    if max(own, other) < _UNDERSTOOD or abs(own - other) < _MARGIN:
+        return "unclear"
+    return "own" if own > other else "other"
+
+
+def _match_voices(wishes: Wishes, audio: Sequence[NDArray[np.float32] | None], rows: list[dict[str, Any]]) -> None:
+    """Beside the words: the reference that each answer sounds most like."""
+    model = wishes.speaker_model
+    assert model is not None
+    references = {item.reference: i for i, item in enumerate(wishes.items) if item.reference is not None}
+    if len(references) < 2:
+        return
+    known = {path: embed_file(model, path) for path in references if path is not None}
+    for row, item, samples in zip(rows, wishes.items, audio, strict=True):
+        if samples is None or item.reference is None:
+            continue
+        voice = model.embed(samples)
+        likeness = {path: similarity(voice, embedding) for path, embedding in known.items()}
+        nearest = max(likeness, key=lambda path: likeness[path])
+        row["voice_likeness_own"] = round(likeness[item.reference], 3)
+        row["voice_match"] = references[nearest]
+        row["voice_verdict"] = "own" if nearest == item.reference else "unclear"
+        if likeness[nearest] - likeness[item.reference] > _MARGIN:
+            row["voice_verdict"] = "other"
+
+
+def _report(wishes: Wishes, by: By, run: StageRun, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
+    leaks = any("other" in (row["verdict"], row.get("voice_verdict")) for row in rows)
+    proven = counts.get("own", 0) >= _PROVEN * len(rows)
+    return {
+        "hocket_bench": 1,
+        "kind": "isolation",
+        "date": now(),
+        "command": command_line(),
+        "host": host_facts(),
+        "server": server_facts(wishes.target, wishes.api_key),
+        "wishes": wishes.as_json(),
+        "by": by,
+        "requests": len(rows),
+        "most_open": run.most_open,
+        "seconds": round(run.seconds, 3),
+        "generator": own_load(run),
+        "counts": counts,
+        "verdict": "leak" if leaks else "isolated" if proven else "unproven",
+        "answers": rows,
+    }

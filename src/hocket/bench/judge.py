@@ -1,0 +1,268 @@
+"""One request: its times, its audio, and everything that is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.bench.dataset import Item
+from hocket.bench.faults import Fault
+from hocket.bench.listening import Heard
+from hocket.bench.pace import Pace, spoken_letters
+from hocket.bench.player import Playback, play
+from hocket.bench.wire import Answer
+
+Phase = Literal["fill", "steady", "drain"]
+
+_WINDOW_SECONDS = 0.01
+#: At full scale, with a margin for what lossy codecs do to it.
+_FULL_SCALE = 0.999
+#: Samples in a row at full scale that make it clipping and not a peak.
+_CLIPPED_RUN = 3
+#: Texts of at least so many letters have a pace of their own that can be compared.
+_PACED_LETTERS = 25.0
+_PACED_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an answer may be before it fails."""
+
+    silence_db: float = -50.0
+    max_silence_seconds: float = 3.0
+    #: Share of samples that are held at full scale.
+    max_clipped: float = 0.001
+    stall_seconds: float = 2.0
+    #: In front of the second of the two players.
+    buffer_seconds: float = 0.2
+    pace: Pace = field(default_factory=Pace)
+    #: An answer's pace against the median of the run, either way; 0: not compared.
+    max_pace_ratio: float = 1.7
+    check_length: bool = True
+    #: Rate in Hz and channels that are right; None: whatever the answers say.
+    shape: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What is kept of one request. Times in milliseconds count from the moment that it was due."""
+
+    index: int
+    item: Item
+    phase: Phase
+    #: Seconds since the stage began.
+    due_at: float
+    #: The generator's own fault: how long after it was due the request was begun.
+    late_ms: float
+    ended_at: float
+    connect_ms: float | None = None
+    first_byte_ms: float | None = None
+    ttfa_ms: float | None = None
+    e2e_ms: float | None = None
+    rtf: float | None = None
+    seconds: float = 0.0
+    gap_longest_ms: float | None = None
+    gap_median_ms: float | None = None
+    #: Of a player that starts at once, and of one with a buffer.
+    still_ms: float | None = None
+    still_buffered_ms: float | None = None
+    still_longest_ms: float | None = None
+    sample_rate: int = 0
+    channels: int = 0
+    peak: float = 0.0
+    clipped: float = 0.0
+    rms_db: float | None = None
+    leading_silence_ms: float | None = None
+    longest_silence_ms: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    #: (ms, seconds): by when so much could be played.
+    marks: list[tuple[float, float]] = field(default_factory=list)
+    #: Same samples, same digest.
+    digest: str = ""
+    #: What a recogniser made of it.
+    heard_text: str | None = None
+    word_errors: int | None = None
+    words: int | None = None
+    character_errors: int | None = None
+    characters: int | None = None
+    similarity: float | None = None
+    #: Where its audio is kept, beside the report.
+    audio_file: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.faults
+
+    def as_json(self) -> dict[str, Any]:
+        """For the report; times rounded to what the clocks are worth."""
+        item = {name: value for name, value in asdict(self.item).items() if value is not None}
+        if self.item.reference is not None:
+            item["reference"] = self.item.reference.name
+        fields = {
+            name: round(value, 4) if isinstance(value, float) and math.isfinite(value) else value
+            for name, value in ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+            if value is not None and name not in {"item", "faults", "marks", "digest"}
+        }
+        return {
+            **fields,
+            "item": item,
+            "faults": [asdict(fault) for fault in self.faults],
+            "marks": [(round(at, 2), round(seconds, 4)) for at, seconds in self.marks],
+        }
+
+
+def time_outcome(outcome: Outcome, answer: Answer, due: float) -> None:
+    """What the wire alone says; for failed requests, too. `due` is on the clock of `answer`."""
+    if answer.connected_at is not None:
+        outcome.connect_ms = 1e3 * (answer.connected_at - answer.asked_at)
+    if answer.arrivals:
+        outcome.first_byte_ms = 1e3 * (answer.arrivals[0][0] - due)
+    outcome.e2e_ms = 1e3 * (answer.ended_at - due)
+
+
+def judge(outcome: Outcome, heard: Heard, due: float, limits: Limits) -> None:
+    """Measure the audio and the way it came, and note what is wrong. `due` is on the clock of the marks."""
+    outcome.seconds, outcome.sample_rate, outcome.channels = heard.seconds, heard.sample_rate, heard.channels
+    outcome.facts = heard.facts
+    outcome.marks = [(1e3 * (at - due), seconds) for at, seconds in heard.marks]
+    outcome.faults += heard.faults
+    if outcome.e2e_ms is not None:
+        outcome.rtf = outcome.e2e_ms / 1e3 / heard.seconds
+    _times(outcome, heard, limits)
+    _samples(outcome, heard, limits)
+    if limits.shape is not None and (heard.sample_rate, heard.channels) != limits.shape:
+        want = f"{limits.shape[0]} Hz x {limits.shape[1]}"
+        outcome.faults.append(Fault("wrong_rate", f"{heard.sample_rate} Hz x {heard.channels}, not {want}"))
+    if limits.check_length:
+        least, most = limits.pace.bounds(outcome.item.text)
+        told = f"{heard.seconds:.2f} s for {spoken_letters(outcome.item.text):.0f} letters"
+        if heard.seconds < least:
+            outcome.faults.append(Fault("too_short", f"{told}, at least {least:.2f} s"))
+        elif heard.seconds > most:
+            outcome.faults.append(Fault("too_long", f"{told}, at most {most:.2f} s"))
+
+
+def check_together(outcomes: Sequence[Outcome], limits: Limits) -> None:
+    """Faults that show only beside the other answers."""
+    spoken = [outcome for outcome in outcomes if outcome.seconds > 0.0]
+    _same_audio(spoken)
+    shapes = Counter((outcome.sample_rate, outcome.channels) for outcome in spoken)
+    if len(shapes) > 1:
+        (usual, _), *_ = shapes.most_common(1)
+        for outcome in spoken:
+            if (outcome.sample_rate, outcome.channels) != usual and not _has(outcome, "wrong_rate"):
+                told = f"{outcome.sample_rate} Hz x {outcome.channels}, most others {usual[0]} Hz x {usual[1]}"
+                outcome.faults.append(Fault("wrong_rate", told))
+    if limits.check_length and limits.max_pace_ratio:
+        _unusual_pace(spoken, limits.max_pace_ratio)
+
+
+def check_probe(outcomes: Sequence[Outcome], shape: tuple[int, int]) -> None:
+    """The probe is a whole WAV file of the same server: its rate and channels are what raw samples must have."""
+    for outcome in outcomes:
+        if (
+            outcome.seconds > 0.0
+            and (outcome.sample_rate, outcome.channels) != shape
+            and not _has(outcome, "wrong_rate")
+        ):
+            told = f"{outcome.sample_rate} Hz x {outcome.channels}, this server's WAV files {shape[0]} Hz x {shape[1]}"
+            outcome.faults.append(Fault("wrong_rate", told))
+
+
+def audible_windows(mono_S: NDArray[np.float32], sample_rate: int, silence_db: float) -> NDArray[np.bool_]:
+    """For each 10 ms, whether there is anything to hear."""
+    width = max(1, round(sample_rate * _WINDOW_SECONDS))
+    padded = np.pad(mono_S, (0, -len(mono_S) % width)).reshape(-1, width)
+    power_N = np.einsum("ij,ij->i", padded, padded) / width
+    audible: NDArray[np.bool_] = power_N > 10.0 ** (silence_db / 10.0)
+    return audible
+
+
+def _times(outcome: Outcome, heard: Heard, limits: Limits) -> None:
+    arrivals = [
+        at
+        for (at, seconds), before in zip(heard.marks, [(0.0, 0.0), *heard.marks], strict=False)
+        if seconds > before[1]
+    ]
+    if len(arrivals) > 1:
+        gaps = np.diff(arrivals) * 1e3
+        outcome.gap_longest_ms, outcome.gap_median_ms = float(gaps.max()), float(np.median(gaps))
+    at_once: Playback = play(heard.marks, 0.0)
+    outcome.still_ms = 1e3 * at_once.still_seconds
+    outcome.still_longest_ms = 1e3 * at_once.longest_seconds
+    outcome.still_buffered_ms = 1e3 * play(heard.marks, limits.buffer_seconds).still_seconds
+    if at_once.longest_seconds > limits.stall_seconds:
+        at, seconds = max(at_once.standstills, key=lambda item: item[1])
+        outcome.faults.append(Fault("stalled", f"{seconds:.2f} s, {at - at_once.began_at:.2f} s after the first audio"))
+
+
+def _samples(outcome: Outcome, heard: Heard, limits: Limits) -> None:
+    mono_S = heard.samples.mean(axis=0, dtype=np.float32)
+    size_CS = np.abs(heard.samples)
+    outcome.peak = float(size_CS.max())
+    outcome.digest = hashlib.blake2b(
+        np.rint(heard.samples * 32768.0).astype(np.int32).tobytes(), digest_size=16
+    ).hexdigest()
+    full_CS = size_CS >= _FULL_SCALE
+    held_CS = full_CS[:, 2:] & full_CS[:, 1:-1] & full_CS[:, :-2]
+    outcome.clipped = float(held_CS.mean()) if held_CS.size else 0.0
+    if outcome.clipped > limits.max_clipped:
+        outcome.faults.append(Fault("clipped", f"{100 * outcome.clipped:.1f} % of samples held at full scale"))
+    rms = float(np.sqrt(np.mean(np.square(mono_S, dtype=np.float64))))
+    outcome.rms_db = 20.0 * math.log10(max(rms, 1e-6))
+    audible = audible_windows(mono_S, heard.sample_rate, limits.silence_db)
+    if not audible.any():
+        outcome.faults.append(Fault("silent", f"{heard.seconds:.2f} s below {limits.silence_db:g} dB"))
+        return
+    first = int(audible.argmax())
+    outcome.leading_silence_ms = 1e3 * first * _WINDOW_SECONDS
+    outcome.ttfa_ms = next(at for at, seconds in outcome.marks if seconds > first * _WINDOW_SECONDS)
+    edges = np.flatnonzero(np.concatenate(([True], audible, [True])))
+    longest = float((np.diff(edges) - 1).max() * _WINDOW_SECONDS)
+    outcome.longest_silence_ms = 1e3 * longest
+    if longest > limits.max_silence_seconds:
+        outcome.faults.append(Fault("silent", f"{longest:.2f} s of silence at a time"))
+
+
+def _same_audio(spoken: Sequence[Outcome]) -> None:
+    by_digest: defaultdict[str, list[Outcome]] = defaultdict(list)
+    for outcome in spoken:
+        by_digest[outcome.digest].append(outcome)
+    for same in by_digest.values():
+        if len({outcome.item.text for outcome in same}) > 1:
+            for outcome in same:
+                others = [str(other.index) for other in same if other.item.text != outcome.item.text]
+                outcome.faults.append(
+                    Fault("same_audio", f"as request {', '.join(others[:5])}, which has another text")
+                )
+
+
+def _unusual_pace(spoken: Sequence[Outcome], most: float) -> None:
+    paces: defaultdict[str | None, list[tuple[Outcome, float]]] = defaultdict(list)
+    for outcome in spoken:
+        letters = spoken_letters(outcome.item.text)
+        if letters >= _PACED_LETTERS:
+            paces[outcome.item.language].append((outcome, letters / outcome.seconds))
+    for group in paces.values():
+        if len(group) < _PACED_REQUESTS:
+            continue
+        usual = median(pace for _, pace in group)
+        for outcome, pace in group:
+            told = f"{pace:.1f} letters a second, others {usual:.1f}"
+            if pace > usual * most and not _has(outcome, "too_short"):
+                outcome.faults.append(Fault("too_short", told))
+            elif pace < usual / most and not _has(outcome, "too_long"):
+                outcome.faults.append(Fault("too_long", told))
+
+
+def _has(outcome: Outcome, kind: str) -> bool:
+    return any(fault.kind == kind for fault in outcome.faults)

@@ -1,0 +1,231 @@
+"""From an answer to what a listener gets: samples, their true rate, and when each second of them could be played."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio
+from hocket.bench.dialects import Delivery
+from hocket.bench.events import read_events
+from hocket.bench.faults import AnswerError, Fault
+from hocket.bench.wire import Answer
+from hocket.errors import AudioFileError
+
+_HTTP_OK = 200
+_MAX_SECONDS = 3600.0
+_MAX_BYTES = 2**30
+#: Names that FFmpeg gives to the containers which each format may come in.
+_CONTAINERS = {
+    "wav": ("wav",),
+    "mp3": ("mp3",),
+    "opus": ("ogg", "matroska,webm"),
+    "flac": ("flac", "ogg"),
+    "aac": ("aac", "mov,mp4,m4a,3gp,3g2,mj2"),
+}
+#: How files begin that are no raw samples.
+_MAGIC = {b"RIFF": "wav", b"OggS": "ogg", b"fLaC": "flac", b"ID3": "mp3", b"<!doctype": "html"}
+#: Sizes from here up stand in headers of streams whose length is not known.
+_WAV_UNKNOWN_SIZE = 0x7FFF0000
+_WAV_DATA_AT = 44
+#: Stated and real lengths may differ by this: frames of codecs, rounding.
+_LENGTH_TOLERANCE_SECONDS = 0.15
+
+Arrivals = list[tuple[float, int]]
+
+
+@dataclass(slots=True)
+class Heard:
+    """One answer, decoded."""
+
+    #: float32 [C, S].
+    samples: NDArray[np.float32]
+    sample_rate: int
+    #: (time, seconds): by this time a player could play so many seconds. Grows in both.
+    marks: list[tuple[float, float]]
+    #: What the answer says of itself beside the audio, where it does: sample_rate, channels, seconds, finish_reason,
+    #: seed, request_id.
+    facts: dict[str, Any] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.samples.shape[1] / self.sample_rate
+
+    @property
+    def channels(self) -> int:
+        return self.samples.shape[0]
+
+
+def hear(answer: Answer, response_format: str, delivery: Delivery, raw_shape: tuple[int, int] | None = None) -> Heard:
+    """Decode `answer`. `raw_shape` is the rate and channels of raw samples of a server that does not say.
+
+    Raises AnswerError when there is nothing to listen to; what is wrong beside the audio is in `faults`.
+    """
+    if answer.status not in (0, _HTTP_OK):
+        raise AnswerError(f"status_{answer.status}", error_text(answer.body))
+    if answer.broken is not None:
+        raise AnswerError(answer.broken, answer.detail)
+    facts, body, arrivals, kind = _header_facts(answer.headers), answer.body, answer.arrivals, response_format
+    faults: list[Fault] = []
+    content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "application/json" or (delivery == "sse") != (content_type == "text/event-stream"):
+        raise AnswerError("wrong_format", f"asked for {delivery} {kind}, got {content_type or 'no content type'}")
+    if delivery == "sse":
+        audio = read_events(body, arrivals)
+        body, arrivals, faults = audio.body, audio.arrivals, audio.faults
+        kind = "pcm" if audio.is_wav else kind
+        facts |= audio.facts
+    if not body:
+        raise AnswerError("no_audio", "an empty body")
+    heard = _raw(body, arrivals, facts, raw_shape) if kind == "pcm" else _file(body, arrivals, kind)
+    if heard.samples.shape[1] == 0:
+        raise AnswerError("no_audio", "not one sample")
+    heard.facts = facts
+    heard.faults = [*faults, *heard.faults, *_contradictions(heard)]
+    return heard
+
+
+def error_text(body: bytes) -> str:
+    """What a server says about a failure, on one line; at most 200 characters."""
+    try:
+        document = json.loads(body)
+        error = document.get("error", document.get("detail", document))
+        text = error.get("message", error) if isinstance(error, dict) else error
+    except (ValueError, AttributeError):
+        text = body[:1000].decode("utf-8", "replace")
+    return " ".join(str(text).split())[:200]
+
+
+def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple[int, int] | None) -> Heard:
+    for magic, name in _MAGIC.items():
+        if body[: len(magic)].lower() == magic.lower():
+            raise AnswerError("wrong_format", f"asked for pcm, got {name}")
+    rate, channels = facts.get("sample_rate"), facts.get("channels")
+    if shape is not None:
+        rate, channels = rate or shape[0], channels or shape[1]
+    if not isinstance(rate, int):
+        raise AnswerError("unknown_rate", "the answer does not say its rate; give --pcm-rate and --pcm-channels")
+    channels = channels if isinstance(channels, int) else 1
+    if not (1 <= channels <= MAX_CHANNELS and 1 <= rate <= MAX_SAMPLE_RATE):
+        raise AnswerError("not_audio", f"{channels} channels at {rate} Hz")
+    frame_bytes = 2 * channels
+    whole = len(body) // frame_bytes * frame_bytes
+    samples_SC = np.frombuffer(body[:whole], "<i2").reshape(-1, channels).astype(np.float32) / np.float32(32768.0)
+    marks = [(at, end // frame_bytes / rate) for at, end in arrivals]
+    faults = [] if whole == len(body) else [Fault("wrong_length", f"{len(body)} bytes are no whole samples")]
+    return Heard(np.ascontiguousarray(samples_SC.T), rate, marks, faults=faults)
+
+
+def _file(body: bytes, arrivals: Arrivals, kind: str) -> Heard:
+    """Samples of a file, and when each packet of it was complete."""
+    faults = []
+    if kind == "wav":
+        faults = _wav_faults(body)
+    try:
+        playable = _playable(body, kind)
+        audio = decode_audio(body, max_bytes=_MAX_BYTES, max_seconds=_MAX_SECONDS)
+    except (av.FFmpegError, IndexError):
+        raise AnswerError("not_audio", f"no {kind} that FFmpeg can read") from None
+    except AudioFileError as error:
+        kind_of = "no_audio" if "holds no samples" in str(error) else "not_audio"
+        raise AnswerError(kind_of, str(error).partition(";")[0]) from None
+    ends_N = np.array([end for end, _ in playable])
+    marks = []
+    for at, end in arrivals:
+        ready = int(np.searchsorted(ends_N, end, "right"))
+        marks.append((at, min(audio.seconds, playable[ready - 1][1]) if ready else 0.0))
+    if kind == "wav":  # FFmpeg's packets are larger than what can be played: in a WAV file, samples are where they are
+        scale = audio.seconds / max(1, len(body) - _WAV_DATA_AT)
+        marks = [(at, max(0, end - _WAV_DATA_AT) * scale) for at, end in arrivals]
+    marks[-1] = (marks[-1][0], audio.seconds)
+    return Heard(audio.samples, audio.sample_rate, marks, faults=faults)
+
+
+def _playable(body: bytes, kind: str) -> list[tuple[int, float]]:
+    """(bytes, seconds) of each packet: with so many bytes of the file, so many seconds can be decoded."""
+    table: list[tuple[int, float]] = []
+    with av.open(io.BytesIO(body), "r", options={"protocol_whitelist": "none"}, metadata_errors="ignore") as container:
+        name = container.format.name
+        if name not in _CONTAINERS[kind]:
+            raise AnswerError("wrong_format", f"asked for {kind}, got {name}")
+        stream = container.streams.audio[0]
+        seconds = 0.0
+        for packet in container.demux(stream):
+            if packet.pos is None or packet.duration is None or stream.time_base is None:
+                continue
+            seconds += float(packet.duration * stream.time_base)
+            # The packets of a page of Ogg all have the page's place, and come with its end.
+            table.append((packet.pos + (0 if name == "ogg" else packet.size), seconds))
+    if name == "ogg":
+        return _by_page_ends(table, len(body))
+    ends = itertools.accumulate((end for end, _ in table), max)
+    return [(end, seconds) for end, (_, seconds) in zip(ends, table, strict=True)]
+
+
+def _by_page_ends(table: list[tuple[int, float]], size: int) -> list[tuple[int, float]]:
+    """Places of pages replaced by where the next page begins."""
+    starts = sorted({start for start, _ in table})
+    end_of = dict(zip(starts, [*starts[1:], size], strict=True))
+    return [(end_of[start], seconds) for start, seconds in table]
+
+
+def _wav_faults(body: bytes) -> list[Fault]:
+    """What a WAV header says and the body does not keep. Raises AnswerError when the body is cut short."""
+    faults = []
+    if body.count(b"WAVEfmt ") > 1:
+        faults.append(Fault("headers_inside", f"{body.count(b'WAVEfmt ')} WAV headers in one answer"))
+    at = body.find(b"data")
+    stated = int.from_bytes(body[at + 4 : at + 8], "little")
+    there = len(body) - at - 8
+    if at < 0 or stated >= _WAV_UNKNOWN_SIZE:
+        return faults
+    if there < stated:
+        raise AnswerError("wrong_length", f"the header promises {stated} bytes of samples, {there} came")
+    if there - stated > 1 and body[at + 8 + stated : at + 12 + stated] not in (b"LIST", b"id3 ", b"ID3 "):
+        faults.append(Fault("wrong_length", f"the header states {stated} bytes of samples, {there} came"))
+    return faults
+
+
+def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
+    """What HTTP headers say: X-Sample-Rate and its like, or parameters of the content type (audio/pcm;rate=24000)."""
+    facts: dict[str, Any] = {}
+    parameters = dict(
+        part.strip().lower().partition("=")[::2] for part in headers.get("content-type", "").split(";")[1:]
+    )
+    for name, keys in {
+        "sample_rate": ("x-sample-rate", "x-audio-sample-rate", "sample-rate", "rate"),
+        "channels": ("x-channels", "x-audio-channels", "channels"),
+    }.items():
+        for key in keys:
+            value = headers.get(key) or parameters.get(key)
+            if value and value.isdecimal():
+                facts.setdefault(name, int(value))
+    for name, key in {"finish_reason": "x-finish-reason", "seed": "x-seed", "request_id": "x-request-id"}.items():
+        if key in headers:
+            facts[name] = headers[key]
+    with contextlib.suppress(KeyError, ValueError):
+        facts["seconds"] = float(headers["x-audio-seconds"])
+    return facts
+
+
+def _contradictions(heard: Heard) -> list[Fault]:
+    """Where the answer's words and its audio differ."""
+    faults = []
+    for name, real, unit in (("sample_rate", heard.sample_rate, " Hz"), ("channels", heard.channels, " channels")):
+        stated = heard.facts.get(name)
+        if stated is not None and stated != real:
+            faults.append(Fault("wrong_rate", f"the answer says {stated}{unit}, the audio has {real}{unit}"))
+    stated = heard.facts.get("seconds")
+    if isinstance(stated, int | float) and abs(stated - heard.seconds) > _LENGTH_TOLERANCE_SECONDS:
+        faults.append(Fault("wrong_length", f"the answer says {stated:.2f} s, the audio has {heard.seconds:.2f} s"))
+    return faults

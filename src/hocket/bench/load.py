@@ -1,0 +1,183 @@
+"""The load of one stage: closed (who has an answer asks again) or open (requests come when they come)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from hocket.bench.judge import Phase
+from hocket.bench.wire import Answer
+from hocket.errors import ConfigError
+
+#: How often the generator looks whether it is late itself.
+_NAP_SECONDS = 0.01
+
+#: Ask for request i.
+Ask = Callable[[int], Awaitable[Answer]]
+Arrivals = Literal["poisson", "constant"]
+ARRIVALS: tuple[Arrivals, ...] = ("poisson", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One stage: `requests` of them, by `clients` in a closed loop or at `rate` a second in an open one."""
+
+    requests: int
+    clients: int | None = None
+    rate: float | None = None
+    arrivals: Arrivals = "poisson"
+
+    @property
+    def name(self) -> str:
+        """As tables say it."""
+        if self.rate is not None:
+            return f"{self.rate:g}/s {self.arrivals}"
+        return "1 client" if self.clients == 1 else f"{self.clients} clients"
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request of a stage. `due` is when it should have begun, on the clock of the answer."""
+
+    index: int
+    due: float
+    answer: Answer
+    phase: Phase = "steady"
+
+
+@dataclass(slots=True)
+class StageRun:
+    """What happened. Times are `perf_counter` seconds."""
+
+    began: float
+    ended: float = 0.0
+    asked: list[Asked] = field(default_factory=list)
+    #: Of this process: seconds of processor time, and how late its event loop woke up, in seconds.
+    cpu_seconds: float = 0.0
+    lags: list[float] = field(default_factory=list)
+    #: Requests that were open at a time.
+    most_open: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """From the first steady request's begin to that of the last one: all this time the load was on."""
+        steady = [one.due for one in self.asked if one.phase == "steady"]
+        return (min(steady), max(steady)) if len(steady) > 1 else (self.began, self.ended)
+
+
+def parse_arrivals(name: str) -> Arrivals:
+    """Raises ConfigError."""
+    for arrivals in ARRIVALS:
+        if arrivals == name:
+            return arrivals
+    raise ConfigError(f"--arrivals is {name!r}; use poisson or constant", param="arrivals")
+
+
+def parse_ramp(text: str, requests: int | None, arrivals: Arrivals) -> list[Load]:
+    """ "1,2,4" are clients, "1/s,2/s" are rates. Without `requests`, each stage has enough for a steady state.
+
+    Raises ConfigError.
+    """
+    loads = []
+    for part in text.split(","):
+        number, slash, unit = part.strip().partition("/")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        is_rate = slash == "/"
+        if not (0.0 < value <= 1e5) or (is_rate and unit != "s") or (not is_rate and value != int(value)):
+            raise ConfigError(f"--ramp {part!r}: give clients (1,2,4) or rates (1/s,2/s)", param="ramp")
+        if is_rate:
+            loads.append(Load(requests or max(20, round(30 * value)), rate=value, arrivals=arrivals))
+        else:
+            loads.append(Load(requests or max(8, 6 * int(value)), clients=int(value)))
+    return loads
+
+
+async def run_stage(load: Load, ask: Ask, seed: int, progress: Callable[[int], None] = lambda _: None) -> StageRun:
+    """Ask for requests 0 .. requests - 1, and time them."""
+    run = StageRun(began=time.perf_counter())
+    cpu = time.process_time()
+    watch = asyncio.create_task(_watch(run.lags))
+    counter = _Counter(run, ask, progress)
+    try:
+        if load.rate is None:
+            await _closed(load, counter)
+        else:
+            await _open(load, counter, seed)
+    finally:
+        watch.cancel()
+    run.ended = time.perf_counter()
+    run.cpu_seconds = time.process_time() - cpu
+    run.asked.sort(key=lambda one: one.due)
+    _mark_phases(run)
+    return run
+
+
+class _Counter:
+    """Asks, and counts what is open."""
+
+    def __init__(self, run: StageRun, ask: Ask, progress: Callable[[int], None]) -> None:
+        self.run = run
+        self._ask, self._progress = ask, progress
+        self._open = 0
+
+    async def one(self, index: int, due: float | None = None) -> None:
+        """Request `index`, due now or at `due`."""
+        self._open += 1
+        self.run.most_open = max(self.run.most_open, self._open)
+        answer = await self._ask(index)
+        self._open -= 1
+        self.run.asked.append(Asked(index, answer.asked_at if due is None else due, answer))
+        self._progress(len(self.run.asked))
+
+
+async def _closed(load: Load, counter: _Counter) -> None:
+    numbers = iter(range(load.requests))
+
+    async def client() -> None:
+        for number in numbers:
+            await counter.one(number)
+
+    assert load.clients is not None
+    await asyncio.gather(*(client() for _ in range(min(load.clients, load.requests))))
+
+
+async def _open(load: Load, counter: _Counter, seed: int) -> None:
+    assert load.rate is not None
+    gaps = np.full(load.requests, 1.0 / load.rate)
+    if load.arrivals == "poisson":
+        gaps = np.random.default_rng(seed).exponential(1.0 / load.rate, load.requests)
+    due = counter.run.began + np.cumsum(gaps) - gaps[0]
+    tasks = []
+    for i in range(load.requests):
+        await asyncio.sleep(max(0.0, float(due[i]) - time.perf_counter()))
+        tasks.append(asyncio.create_task(counter.one(i, float(due[i]))))
+    await asyncio.gather(*tasks)
+
+
+async def _watch(lags: list[float]) -> None:
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(_NAP_SECONDS)
+        lags.append(time.perf_counter() - before - _NAP_SECONDS)
+
+
+def _mark_phases(run: StageRun) -> None:
+    """As many of the first and of the last requests as were ever open at a time are filling and draining.
+
+    By order of their begin: to leave out those that end late would favour short ones. At least half stay in.
+    """
+    edge = min(run.most_open, len(run.asked) // 4)
+    for i, one in enumerate(run.asked):
+        one.phase = "fill" if i < edge else "drain" if i >= len(run.asked) - edge else "steady"

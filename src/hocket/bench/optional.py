@@ -1,0 +1,28 @@
+"""Packages that only some measurements need: present, or an error that says how to get them."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from hocket.errors import ConfigError
+
+_BENCH = "pip install 'hocket[bench]'"
+_COMMANDS = {
+    "faster_whisper": _BENCH,
+    "rapidfuzz": _BENCH,
+    "whisper_normalizer.basic": _BENCH,
+    "whisper_normalizer.english": _BENCH,
+    "onnxruntime": _BENCH,
+    # Its own dependencies name a package that must be compiled; these are the ones that it really needs.
+    "resemblyzer": "pip install librosa webrtcvad-wheels && pip install --no-deps resemblyzer",
+}
+
+
+def need(module: str, option: str) -> ModuleType:
+    """The module. Raises ConfigError, naming the option that wants it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0].replace("_", "-")
+        raise ConfigError(f"{option} needs {package}, which is not installed; run: {_COMMANDS[module]}") from None

@@ -1,0 +1,73 @@
+"""Whether two recordings sound like one speaker, by the angle between their embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.bench.optional import need
+from hocket.bench.transcribe import RATE
+from hocket.errors import ConfigError
+
+Embedding = NDArray[np.float32]
+
+
+class SpeakerModel(Protocol):
+    """float32 mono audio at 16 kHz to a unit vector."""
+
+    @property
+    def name(self) -> str: ...
+    def embed(self, mono_S: NDArray[np.float32]) -> Embedding: ...
+
+
+def load_speaker_model(name: str) -> SpeakerModel:
+    """ "resemblyzer", or an ONNX file whose one input is float32 [1, S] at 16 kHz and whose output is [1, D].
+
+    Raises ConfigError.
+    """
+    if name == "resemblyzer":
+        return _Resemblyzer()
+    if name.endswith(".onnx"):
+        return _Onnx(Path(name))
+    raise ConfigError(f"--speaker-model is {name!r}; use resemblyzer, or the path of an .onnx file")
+
+
+def similarity(a: Embedding, b: Embedding) -> float:
+    """Cosine: 1 is the same, 0 unrelated."""
+    return float(np.dot(a, b))
+
+
+class _Resemblyzer:
+    name = "resemblyzer"
+
+    def __init__(self) -> None:
+        self._package: Any = need("resemblyzer", "--similarity")
+        self._encoder = self._package.VoiceEncoder("cpu", verbose=False)
+
+    def embed(self, mono_S: NDArray[np.float32]) -> Embedding:
+        wave = self._package.preprocess_wav(mono_S, source_sr=RATE)
+        return _unit(self._encoder.embed_utterance(wave))
+
+
+class _Onnx:
+    def __init__(self, path: Path) -> None:
+        runtime: Any = need("onnxruntime", "--similarity")
+        if not path.is_file():
+            raise ConfigError(f"cannot read {str(path)!r}: it is not there")
+        try:
+            self._session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        except Exception as error:  # the library's own exceptions have no common base
+            raise ConfigError(f"{str(path)!r} is no ONNX model ({type(error).__name__})") from None
+        self._input = self._session.get_inputs()[0].name
+        self.name = path.name
+
+    def embed(self, mono_S: NDArray[np.float32]) -> Embedding:
+        return _unit(self._session.run(None, {self._input: mono_S[None]})[0])
+
+
+def _unit(vector: Any) -> Embedding:
+    flat = np.asarray(vector, np.float32).reshape(-1)
+    return flat / np.float32(max(float(np.linalg.norm(flat)), 1e-9))

@@ -1,0 +1,108 @@
+"""Recognisers: faster-whisper on this machine, or any server with OpenAI's `POST /v1/audio/transcriptions`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hocket.audio import FORMATS, encode_audio, resample
+from hocket.bench.listening import error_text
+from hocket.bench.optional import need
+from hocket.bench.wire import Target
+from hocket.bench.words import LANGUAGE_CODES
+from hocket.errors import ConfigError, HocketError
+
+RATE = 16_000
+_TIMEOUT_SECONDS = 120.0
+_HTTP_OK = 200
+
+
+class Recogniser(Protocol):
+    """Listens to float32 mono audio at 16 kHz."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def workers(self) -> int:
+        """Calls that may run at a time."""
+
+    def words(self, mono_S: NDArray[np.float32], language: str | None) -> str:
+        """What is heard. `language` is its English name. Raises HocketError."""
+
+
+def load_recogniser(name: str, *, model: str, api_key: str | None) -> Recogniser:
+    """`name` is an address, a folder with a faster-whisper model, or the name of one ("base").
+
+    Raises ConfigError.
+    """
+    if name.startswith(("http://", "https://")):
+        return _Endpoint(name, model, api_key)
+    return _FasterWhisper(name)
+
+
+def to_recogniser(samples_CS: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+    """Mono at 16 kHz."""
+    mono_S = samples_CS.mean(axis=0, dtype=np.float32)
+    return mono_S if sample_rate == RATE else resample(mono_S[None], sample_rate, RATE)[0]
+
+
+class _FasterWhisper:
+    """Greedy and without context, so that an answer is judged by itself."""
+
+    workers = 1
+
+    def __init__(self, name: str) -> None:
+        whisper: Any = need("faster_whisper", "--transcribe")
+        is_folder = Path(name).is_dir()
+        try:
+            self._model = whisper.WhisperModel(
+                name, device="cpu", compute_type="int8", cpu_threads=torch.get_num_threads()
+            )
+        except Exception as error:  # the library raises whatever the download or the file format comes to
+            what = "is no faster-whisper model" if is_folder else "cannot be fetched"
+            reason = str(error).partition("\n")[0][:120]
+            raise ConfigError(
+                f"the recogniser {name!r} {what} ({reason}); give --recogniser a folder that holds one, or an address"
+            ) from None
+        self.name = f"faster-whisper {Path(name).name}"
+
+    def words(self, mono_S: NDArray[np.float32], language: str | None) -> str:
+        segments, _ = self._model.transcribe(
+            mono_S,
+            language=None if language is None else LANGUAGE_CODES.get(language),
+            beam_size=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            without_timestamps=True,
+        )
+        return " ".join(segment.text.strip() for segment in segments)
+
+
+class _Endpoint:
+    workers = 4
+
+    def __init__(self, url: str, model: str, api_key: str | None) -> None:
+        self._url = Target.parse(url).url + "/v1/audio/transcriptions"
+        self._model = model
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._client = httpx.Client(timeout=_TIMEOUT_SECONDS, headers=headers)
+        self.name = f"{model} at {Target.parse(url).url}"
+
+    def words(self, mono_S: NDArray[np.float32], language: str | None) -> str:
+        wav = encode_audio(FORMATS[".wav"], mono_S[None], RATE)
+        fields = {"model": self._model, "response_format": "json", "temperature": "0"}
+        if language in LANGUAGE_CODES:
+            fields["language"] = LANGUAGE_CODES[language]
+        try:
+            answer = self._client.post(self._url, data=fields, files={"file": ("speech.wav", wav, "audio/wav")})
+            text = answer.json().get("text") if answer.status_code == _HTTP_OK else None
+        except (httpx.HTTPError, ValueError, AttributeError) as error:
+            raise HocketError(f"the recogniser at {self._url} did not answer ({type(error).__name__})") from None
+        if not isinstance(text, str):
+            raise HocketError(f"the recogniser answered {answer.status_code}: {error_text(answer.content)}")
+        return text

@@ -1,0 +1,68 @@
+"""What a run of `hocket bench serve` or `isolation` is to measure, checked by the command line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hocket.bench.dataset import Item
+from hocket.bench.dialects import Delivery, Dialect
+from hocket.bench.judge import Limits
+from hocket.bench.load import Load
+from hocket.bench.similarity import SpeakerModel
+from hocket.bench.transcribe import Recogniser
+from hocket.bench.wire import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """One run."""
+
+    target: Target
+    dialect: Dialect
+    items: list[Item]
+    loads: list[Load]
+    response_format: str = "pcm"
+    delivery: Delivery = "raw"
+    model: str | None = None
+    api_key: str | None = None
+    #: Request i asks for this seed + i.
+    request_seed: int | None = None
+    #: More fields of every request's body.
+    extra: dict[str, Any] = field(default_factory=dict)
+    #: Rate and channels of raw samples of a server that does not say.
+    raw_shape: tuple[int, int] | None = None
+    #: Of arrivals and intervals.
+    seed: int = 0
+    warmup: int = 2
+    timeout_seconds: float = 120.0
+    limits: Limits = field(default_factory=Limits)
+    has_probe: bool = True
+    has_floor: bool = True
+    recogniser: Recogniser | None = None
+    max_cer: float = 0.5
+    speaker_model: SpeakerModel | None = None
+    min_similarity: float | None = None
+    #: Where audio worth hearing is kept; None: nowhere.
+    audio_folder: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the report: everything but the key and the texts, which the requests have."""
+        return {
+            "url": self.target.url,
+            "dialect": self.dialect.name,
+            "items": len(self.items),
+            "format": self.response_format,
+            "delivery": self.delivery,
+            "model": self.model,
+            "extra": self.extra,
+            "raw_shape": self.raw_shape,
+            "warmup": self.warmup,
+            "timeout_seconds": self.timeout_seconds,
+            "limits": asdict(self.limits),
+            "recogniser": None if self.recogniser is None else self.recogniser.name,
+            "max_cer": self.max_cer,
+            "speaker_model": None if self.speaker_model is None else self.speaker_model.name,
+            "min_similarity": self.min_similarity,
+        }

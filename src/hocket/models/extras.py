@@ -1,0 +1,53 @@
+"""What a checkpoint folder may hold for Hocket beside the official files: `hocket.json` and `voices/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hocket.core import StrictModel
+from hocket.errors import CheckpointError
+from hocket.prompt.text_front import TextFront
+from hocket.voices import ONLY_DEFAULT, Voices, load_voices
+
+
+class _HocketFile(StrictModel):
+    """`hocket.json`."""
+
+    #: Set for models that were trained on text as it is spoken.
+    text_front: TextFront | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Of a checkpoint folder; the default is what a folder without any has."""
+
+    text_front: TextFront | None = None
+    voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
+
+
+def load_extras(folder: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()) -> Extras:
+    """What `folder` holds for a talker of `n_vq` codebooks of such sizes, which knows `speakers` by name.
+
+    Raises CheckpointError.
+    """
+    return Extras(
+        text_front=_load_hocket_file(folder / "hocket.json").text_front,
+        voices=load_voices(folder, n_vq=n_vq, codebook_sizes=codebook_sizes, speakers=speakers),
+    )
+
+
+def _load_hocket_file(path: Path) -> _HocketFile:
+    try:
+        return _HocketFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return _HocketFile()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        raise CheckpointError(f"{str(path)!r}: {f'{key}: ' if key else ''}{problem['msg']}; correct it") from error

@@ -1,0 +1,139 @@
+"""Qwen3-TTS as a family: from its folder to what the engine drives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field, ValidationError
+from torch import nn
+
+from hocket.core import PredictorSampling, ResolvedSampling
+from hocket.errors import CheckpointError, ConfigError
+from hocket.models.config_file import Section, config_error
+from hocket.models.family import LoadedTalker, TalkerPlan
+from hocket.models.qwen3_codec.speaker import SpeakerConfig, SpeakerEncoder, speaker_weight_table
+from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
+from hocket.models.qwen3_tts.weights import talker_weight_table
+from hocket.models.weights import WeightEntry, load_weights
+from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
+from hocket.prompt.tokenizer import TextTokenizer
+
+#: What the first part of a parameter's path is called in a report.
+_PARTS = {
+    "text_embedding": "text_embedding",
+    "text_fc1": "text_projection",
+    "text_fc2": "text_projection",
+    "codec_embedding": "codec_embedding",
+    "backbone": "backbone",
+    "code_head": "code_head",
+    "predictor": "code_predictor",
+    "speaker_encoder": "speaker_encoder",
+}
+
+
+class Qwen3TtsModel(nn.Module):
+    """All that a checkpoint's file holds: the talker, and in a base checkpoint the speaker encoder."""
+
+    def __init__(self, config: Qwen3TtsConfig, speaker: SpeakerConfig | None) -> None:
+        super().__init__()
+        self.talker = Qwen3TtsTalker(config)
+        self.speaker_encoder = None if speaker is None else SpeakerEncoder(speaker)
+
+
+def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
+    """Plan the talker of a config.json at `dtype`; the speaker encoder is float32. Raises ConfigError."""
+    config = Qwen3TtsConfig.from_dict(raw)
+    speaker = _speaker_config(config)
+    talker_table = talker_weight_table(config, dtype)
+    speaker_table = [] if speaker is None else list(speaker_weight_table(speaker, "speaker_encoder."))
+
+    def load(folder: Path, device: torch.device) -> LoadedTalker:
+        control_ids = {
+            *(config.im_start_token_id, config.im_end_token_id),
+            *(config.tts_pad_token_id, config.tts_bos_token_id, config.tts_eos_token_id),
+        }
+        tokenizer = TextTokenizer.load(folder, vocab_size=config.text_vocab_size, reserved=control_ids)
+        sampling = recommended_sampling(folder)
+        with torch.device("meta"):
+            model = Qwen3TtsModel(config, speaker)
+        load_weights(model, folder, [*_inside("talker.", talker_table), *speaker_table], device=device)
+        model.eval()
+        prompt = Qwen3TtsPrompt(config, tokenizer)
+        return LoadedTalker(model.talker, prompt, sampling, voice_encoder=model.speaker_encoder)
+
+    return TalkerPlan(
+        config=config,
+        weight_table=[*talker_table, *speaker_table],
+        load=load,
+        parts=_PARTS,
+        speakers=tuple(config.speakers),
+        facts={
+            "task_type": config.task_type,
+            "takes_instructions": "yes" if config.takes_instructions else "no",
+            "text_vocabulary": config.text_vocab_size,
+            "backbone_shape": config.backbone.description,
+            "predictor_shape": config.predictor.description,
+        },
+    )
+
+
+class _GenerationFile(Section):
+    """`generation_config.json`; a default is the official call's own (spec/qwen3 7)."""
+
+    do_sample: bool = True
+    temperature: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 0.9
+    top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.05
+    subtalker_dosample: bool = True
+    subtalker_temperature: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 0.9
+    subtalker_top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] = 1.0
+    subtalker_top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+
+
+def recommended_sampling(folder: Path) -> ResolvedSampling:
+    """What `generation_config.json` recommends, and the authors where it says nothing.
+
+    Raises ConfigError for a value out of range, CheckpointError for a file that cannot be read.
+    """
+    path = folder / "generation_config.json"
+    try:
+        raw = json.loads(path.read_bytes()) if path.exists() else {}
+        file = _GenerationFile.model_validate(raw)
+    except ValidationError as error:
+        raise config_error(error, path.name) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read as JSON; download the checkpoint again") from error
+    return ResolvedSampling(
+        temperature=file.temperature if file.do_sample else 0.0,
+        top_p=file.top_p,
+        top_k=file.top_k,
+        repetition_penalty=file.repetition_penalty,
+        predictor=PredictorSampling(
+            temperature=file.subtalker_temperature if file.subtalker_dosample else 0.0,
+            top_p=file.subtalker_top_p,
+            top_k=file.subtalker_top_k,
+        ),
+    )
+
+
+def _speaker_config(config: Qwen3TtsConfig) -> SpeakerConfig | None:
+    if config.speaker_encoder is None:
+        return None
+    speaker = SpeakerConfig.from_dict(config.speaker_encoder)
+    if speaker.enc_dim != config.hidden_size or speaker.sample_rate != config.sampling_rate:
+        raise ConfigError(
+            f"config.json: the speaker encoder makes {speaker.enc_dim} numbers of audio at {speaker.sample_rate} Hz, "
+            f"and the talker takes {config.hidden_size} of {config.sampling_rate} Hz",
+            param="speaker_encoder_config",
+        )
+    return speaker
+
+
+def _inside(prefix: str, table: list[WeightEntry]) -> list[WeightEntry]:
+    return [WeightEntry(prefix + entry.parameter, entry.names, entry.shape, entry.dtype) for entry in table]

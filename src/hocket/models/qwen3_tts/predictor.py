@@ -1,0 +1,42 @@
+"""The code predictor (spec/qwen3 6): in one frame, from the backbone's hidden state to all codes after the first."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hocket.models.qwen3 import Qwen3Backbone
+from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+
+
+class CodePredictor(nn.Module):
+    """Layers, the tables that embed the codes after the first, and the heads that score them.
+
+    Position 0 is the backbone's hidden state, position 1 the embedding of code 0, position k + 1 that of code k; the
+    output of position k scores code k. Code k has table and head k - 1. Tables have the backbone's width, and stand one
+    below the other, as the heads do.
+    """
+
+    def __init__(self, config: Qwen3TtsConfig) -> None:
+        super().__init__()
+        sizes, width = config.audio_codebook_sizes[1:], config.predictor.hidden_size
+        self.positions = len(sizes) + 1
+        self.codebook_size = sizes[0]
+        self.projection = nn.Linear(config.hidden_size, width) if config.projects_to_predictor else nn.Identity()
+        self.embedding = nn.Embedding(sum(sizes), config.hidden_size)
+        self.layers = Qwen3Backbone(config.predictor)
+        self.heads = nn.Linear(width, sum(sizes), bias=False)
+
+    def embed(self, codes_BK: Tensor, first: int = 1) -> Tensor:
+        """[..., K, D], at the backbone's width, of int64 codes [..., K] of the codebooks from `first` on."""
+        offsets_K = torch.arange(first - 1, first - 1 + codes_BK.shape[-1], device=codes_BK.device)
+        return self.embedding(codes_BK + offsets_K * self.codebook_size)
+
+    def logits(self, y_BD: Tensor, k: int) -> Tensor:
+        """Logits [B, V] of codebook `k` (1 or more), from the output of position k."""
+        return F.linear(y_BD, self.heads.weight.narrow(0, (k - 1) * self.codebook_size, self.codebook_size))
+
+    def forward(self, x_BPD: Tensor) -> Tensor:
+        """Outputs [B, P, D] of whole frames given all their inputs at the backbone's width, differentiable."""
+        return self.layers(self.projection(x_BPD))

@@ -1,0 +1,122 @@
+"""The Qwen3-TTS talker: rows in, frames of codes out (spec/qwen3 3 - 7)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hocket.models.qwen3 import Qwen3Backbone
+from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
+from hocket.models.qwen3_tts.predictor import CodePredictor
+from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch, draw, uniforms
+
+
+class Qwen3TtsTalker(nn.Module):
+    """Embeddings, text projection, backbone, the first codebook's head and the code predictor.
+
+    A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers: a text id; in c_0 any id of the codec vocabulary, `no_code`,
+    or `voice_code` where the voice vector stands; in the others a code, or `no_code`.
+    """
+
+    def __init__(self, config: Qwen3TtsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_hidden_size)
+        self.text_fc1 = nn.Linear(config.text_hidden_size, config.text_hidden_size)
+        self.text_fc2 = nn.Linear(config.text_hidden_size, config.hidden_size)
+        self.codec_embedding = nn.Embedding(config.codec_vocab_size, config.hidden_size)
+        self.backbone = Qwen3Backbone(config.backbone)
+        self.code_head = nn.Linear(config.hidden_size, config.codec_vocab_size, bias=False)
+        self.predictor = CodePredictor(config)
+
+    def embed_text(self, text: Tensor) -> Tensor:
+        """[..., D] of int64 text ids [...]: a function of the id alone."""
+        return self.text_fc2(F.silu(self.text_fc1(self.text_embedding(text))))
+
+    def embed(self, rows_BTR: Tensor, voice_BD: Tensor) -> Tensor:
+        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; `voice_BD` is each sequence's voice, [B, 0] for none.
+
+        The codes are summed in float32 and rounded once, then the text is added, as officially in bfloat16.
+        """
+        config = self.config
+        text_BT, first_BT, others_BTK = rows_BTR[..., 0], rows_BTR[..., 1], rows_BTR[..., 2:]
+        has_first_BT, has_others_BTK = first_BT < config.no_code, others_BTK < config.no_code
+        first_BTD = self.codec_embedding(first_BT.where(has_first_BT, 0)).masked_fill(~has_first_BT[..., None], 0.0)
+        others_BTKD = self.predictor.embed(others_BTK.where(has_others_BTK, 0))
+        others_BTKD = others_BTKD.masked_fill(~has_others_BTK[..., None], 0.0)
+        x_BTD = self.embed_text(text_BT) + torch.cat([first_BTD[..., None, :], others_BTKD], -2).sum(-2)
+        if config.voice_size:
+            is_voice_BT1 = (first_BT == config.voice_code)[..., None]
+            x_BTD = x_BTD + voice_BD[:, None].masked_fill(~is_voice_BT1, 0.0)
+        return x_BTD
+
+    def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor:
+        """Backbone inputs [B, D] of generated frames and the text ids that accompany them."""
+        first_B1D = self.codec_embedding(codes_BN[:, :1])
+        return self.embed_text(text_B) + torch.cat([first_B1D, self.predictor.embed(codes_BN[:, 1:])], 1).sum(1)
+
+    def allowed(self, logits_BV: Tensor, frame_B: Tensor, min_frames_B: Tensor | None) -> Tensor:
+        """Logits [B, V_0 + 1] of the first code and, last, of stopping; that one is -inf where it is too early to stop.
+
+        Of the codec vocabulary's logits [B, V], those of the control ids are left out: none but the stop may be drawn
+        (spec/qwen3 7).
+        """
+        codes = self.config.audio_codebook_sizes[0]
+        least_B = MIN_FRAMES if min_frames_B is None else min_frames_B.clamp(min=MIN_FRAMES)
+        stop_B = logits_BV[:, self.config.codec_eos_id].masked_fill(frame_B < least_B, -math.inf)
+        return torch.cat([logits_BV[:, :codes], stop_B[:, None]], 1)
+
+    def frame(
+        self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One frame from the backbone's newest hidden state: bool stop [B], int64 codes [B, N] (spec/qwen3 5 - 7).
+
+        `frame_B` (int64) counts each row's frames from 0: with the row's seed it fixes the noise, slot k for code k.
+        `seen_BNV` (bool) marks the codes drawn so far; of them the first codebook's count, for the repetition penalty.
+        A row that stops gets codes too, which mean nothing.
+        """
+        config, predictor = self.config, self.predictor
+        u_BK = uniforms(sampling.seed_B, frame_B, config.n_vq)
+        first_B, stop_B = self._first_code(hidden_BD, sampling, frame_B, u_BK[:, 0], seen_BNV)
+        others = sampling.predictor or PredictorSamplingBatch(
+            sampling.temperature_B, sampling.top_p_B, sampling.top_k_B
+        )
+        no_penalty_B = torch.ones_like(others.temperature_B)
+        kv = predictor.layers.frame_kv(len(hidden_BD), predictor.positions, hidden_BD.dtype, hidden_BD.device)
+        x_BTD = torch.stack([hidden_BD, self.codec_embedding(first_B)], 1)
+        codes, position = [first_B], 0
+        for k in range(1, config.n_vq):
+            y_BTD = predictor.layers.frame_step(predictor.projection(x_BTD), position, kv)
+            code_B = draw(
+                predictor.logits(y_BTD[:, -1], k),
+                u_BK[:, k],
+                others.temperature_B,
+                others.top_p_B,
+                others.top_k_B,
+                no_penalty_B,
+                None,
+            )
+            codes.append(code_B)
+            x_BTD, position = predictor.embed(code_B[:, None], k), k + 1
+        return stop_B, torch.stack(codes, -1)
+
+    def _first_code(
+        self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, u_B: Tensor, seen_BNV: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """int64 [B], 0 where the row stops, and bool stop [B]."""
+        codes = self.config.audio_codebook_sizes[0]
+        seen_BV = None if seen_BNV is None else F.pad(seen_BNV[:, 0, :codes], (0, 1))
+        first_B = draw(
+            self.allowed(self.code_head(hidden_BD), frame_B, sampling.min_frames_B),
+            u_B,
+            sampling.temperature_B,
+            sampling.top_p_B,
+            sampling.top_k_B,
+            sampling.repetition_penalty_B,
+            seen_BV,
+        )
+        stop_B = first_B == codes
+        return first_B.masked_fill(stop_B, 0), stop_B

@@ -1,0 +1,137 @@
+"""Several engines, each in a process of its own, behind one front end.
+
+    async with await EnginePool.start([spec, spec]) as pool:
+        await pool.wait_ready()
+        async with await pool.submit(SpeechRequest(text="Hello.")) as stream:
+            ...
+
+A request goes to the worker that has the fewest open ones, and stays there: what happens to a worker happens to its own
+requests only. Voices need no care, because their codes (or the recording) travel with each request. Like a client, a
+pool belongs to its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.client import BUFFER_BYTES, HANG_SECONDS, EngineClient, State
+from hocket.core import SpeechRequest
+from hocket.engine.messages import EngineSpec, Ready, Stats
+from hocket.engine.speech_stream import SpeechStream
+from hocket.errors import EngineStoppedError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, as seen from its front end."""
+
+    state: State
+    #: Requests that it speaks at a time; 0 while it has no engine.
+    rows: int
+    #: Requests that this front end has sent it and that are not over.
+    open_requests: int
+
+
+class EnginePool:
+    """Made by `start`; ends with `stop`, or by leaving `async with`. `EngineClient` says what each call does."""
+
+    def __init__(self, clients: Sequence[EngineClient]) -> None:
+        self._clients = list(clients)
+
+    @classmethod
+    async def start(
+        cls, specs: Sequence[EngineSpec], *, buffer_bytes: int = BUFFER_BYTES, hang_seconds: float = HANG_SECONDS
+    ) -> EnginePool:
+        """Start a worker for each of `specs`, which describe the same model. Raises ConfigError."""
+        pool = cls([])
+        try:
+            for spec in specs:
+                client = await EngineClient.start(spec, buffer_bytes=buffer_bytes, hang_seconds=hang_seconds)
+                pool._clients.append(client)
+        except BaseException:
+            await pool.stop()
+            raise
+        return pool
+
+    @property
+    def state(self) -> State:
+        """`ready` while any worker is; otherwise the best that can be said of one."""
+        states = {client.state for client in self._clients}
+        best: tuple[State, ...] = ("ready", "draining", "starting")
+        return next((state for state in best if state in states), "down")
+
+    @property
+    def facts(self) -> Ready:
+        """What the engines are, with the rows of all that are there. Raises EngineStoppedError while there is none."""
+        found = [client.facts for client in self._clients if client.state in ("ready", "draining")]
+        if len(found) > 1:
+            rows, waiting = sum(facts.rows for facts in found), sum(facts.max_waiting for facts in found)
+            return msgspec.structs.replace(found[0], rows=rows, max_waiting=waiting)
+        return found[0] if found else self._next().facts
+
+    @property
+    def workers(self) -> list[WorkerStatus]:
+        """Each of them, in the order of their specs."""
+        statuses = []
+        for client in self._clients:
+            rows = client.facts.rows if client.state in ("ready", "draining") else 0
+            statuses.append(WorkerStatus(client.state, rows, client.open_requests))
+        return statuses
+
+    async def wait_ready(self, timeout_seconds: float | None = None) -> Ready:
+        """Wait for all. Raises what the first that fails could not be loaded for, or EngineStoppedError."""
+        waits = [asyncio.ensure_future(client.wait_ready(timeout_seconds)) for client in self._clients]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self.facts
+
+    async def submit(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> SpeechStream:
+        return await self._next().submit(request, request_id=request_id, priority=priority, streaming=streaming)
+
+    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
+        return await self._next().encode(samples_CS, n_codebooks)
+
+    async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
+        return await self._next().decode(codes_FN)
+
+    async def stats(self) -> list[Stats | None]:
+        """The numbers of each worker; None for one that has no engine."""
+        return list(await asyncio.gather(*map(_stats, self._clients)))
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        return all(await asyncio.gather(*(client.drain(timeout_seconds) for client in self._clients)))
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(client.stop() for client in self._clients))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _next(self) -> EngineClient:
+        """The ready worker with the fewest open requests; without a ready one, any, which then says why."""
+        return min(self._clients, key=lambda client: (client.state != "ready", client.open_requests))
+
+
+async def _stats(client: EngineClient) -> Stats | None:
+    try:
+        return await client.stats()
+    except EngineStoppedError:
+        return None

@@ -1,0 +1,220 @@
+"""The Qwen3-TTS talker and its prompts against the official classes' tensors (spec/qwen3 17)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from qwen3_tts_helpers import CHECKPOINTS, GOLDEN, all_cases, assert_close, case, checkpoint, greedy, speak
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch, draw, probabilities, uniforms
+
+CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def test_there_are_eighteen_cases() -> None:
+    assert len({(folder, name) for folder, name, _ in all_cases()}) == 18
+
+
+@CASES
+def test_prompt_rows(folder: str, name: str, number: int) -> None:
+    one = case(folder, name, number)
+    x_TD = one.checkpoint.talker.embed(torch.from_numpy(one.rows.rows)[None], one.voice)[0]
+    is_row_T = one.tensor("prompt/attention_mask")[number].bool()
+    assert_close(x_TD, one.tensor("prompt/inputs_embeds")[number][is_row_T])
+
+
+@CASES
+def test_texts_of_the_frames(folder: str, name: str, number: int) -> None:
+    """The official tensor is filled up with pads for the batch, or holds one where nothing is left to say."""
+    one = case(folder, name, number)
+    wanted_QD = one.tensor("prompt/trailing_text_hidden")[number]
+    pads = [one.checkpoint.config.frame_text_id] * (len(wanted_QD) - len(one.rows.frame_texts))
+    texts_Q = torch.tensor([*one.rows.frame_texts.tolist(), *pads])
+    assert len(texts_Q) == len(wanted_QD)
+    assert_close(one.checkpoint.talker.embed_text(texts_Q), wanted_QD)
+
+
+@CASES
+@pytest.mark.parametrize("chunk", [1000, 5])
+def test_greedy_frames(folder: str, name: str, number: int, chunk: int) -> None:
+    one = case(folder, name, number)
+    (frames_FN,) = speak(
+        one.checkpoint.talker, [one.rows], greedy(1, one.penalty), max_frames=one.max_frames, chunk=chunk
+    )
+    assert torch.equal(frames_FN, one.tensor(f"codes/{number}"))
+
+
+@CASES
+def test_teacher_forced(folder: str, name: str, number: int) -> None:
+    """Hidden states, logits of the first code, inputs and logits of the predictor, stepwise and whole."""
+    one = case(folder, name, number)
+    talker, config = one.checkpoint.talker, one.checkpoint.config
+    frames_FN = one.tensor(f"codes/{number}")
+    count = len(frames_FN)
+    texts = [*one.rows.frame_texts.tolist(), *[config.frame_text_id] * count][:count]
+    fed_FD = talker.embed_frame(frames_FN, torch.tensor(texts))
+    assert_close(fed_FD, one.tensor("talker/decode_inputs_embeds")[number, :count])
+    prompt_1TD = talker.embed(torch.from_numpy(one.rows.rows)[None], one.voice)
+    hidden_FD = talker.backbone(torch.cat([prompt_1TD, fed_FD[None]], 1))[0, len(one.rows.rows) - 1 :]
+    assert_close(hidden_FD, one.tensor("talker/hidden")[number, : count + 1])
+    logits_FV = one.tensor("talker/logits")[number, : count + 1]
+    assert_close(talker.code_head(hidden_FD), logits_FV)
+
+    predictor, wanted_FKV = talker.predictor, one.tensor("predictor/logits")[number, :count]
+    first_F2D = torch.stack([hidden_FD[:count], talker.codec_embedding(frames_FN[:, 0])], 1)
+    assert_close(first_F2D, one.tensor("predictor/inputs_embeds")[number, :count])
+    inputs_FPD = torch.cat([first_F2D, predictor.embed(frames_FN[:, 1:-1])], 1)
+    whole_FPD = predictor(inputs_FPD)
+    kv = predictor.layers.frame_kv(count, predictor.positions, torch.float32, frames_FN.device)
+    kv.keys.fill_(torch.nan)
+    kv.values.fill_(torch.nan)
+    for k in range(1, config.n_vq):
+        assert_close(predictor.logits(whole_FPD[:, k], k), wanted_FKV[:, k - 1])
+        start, end = (0, 2) if k == 1 else (k, k + 1)
+        y_FTD = predictor.layers.frame_step(predictor.projection(inputs_FPD[:, start:end]), start, kv)
+        assert_close(predictor.logits(y_FTD[:, -1], k), wanted_FKV[:, k - 1])
+
+
+@pytest.mark.parametrize("chunk", [1000, 4])
+def test_a_ragged_batch_gives_each_row_what_it_gets_alone(chunk: int) -> None:
+    """All cases of one checkpoint together: queues of different lengths, with and without a voice's own text."""
+    chosen = [(folder, name, number) for folder, name, number in all_cases() if folder == "base_1b7"]
+    together = [case(*one) for one in chosen if "nopen" not in one[1]]
+    assert {one.penalty for one in together} == {1.05}
+    talker, prompts = together[0].checkpoint.talker, [one.rows for one in together]
+    frames = speak(talker, prompts, greedy(len(prompts), 1.05), max_frames=11, chunk=chunk)
+    for one, frames_FN in zip(together, frames, strict=True):
+        assert torch.equal(frames_FN, one.tensor(f"codes/{one.number}"))
+
+
+def test_sampling_filters() -> None:
+    """What the official processors leave of raw logits, as probabilities: of code 0, and of the predictor's codes."""
+    talker = checkpoint("base_1b7").talker
+    tensors = load_file(GOLDEN / "golden_sampling.safetensors")
+    eos, codes = talker.config.codec_eos_id, talker.config.audio_codebook_sizes[0]
+    cuts = torch.tensor([0.9]), torch.tensor([1.0]), torch.tensor([50])
+    for step in range(6):
+        raw_BV, wanted_BV = (tensors[f"talker/{step}/{name}"] for name in ("raw", "processed"))
+        seen_BV = torch.zeros(1, codes + 1, dtype=torch.bool)
+        seen_BV[0, tensors[f"talker/{step}/history"][0]] = True
+        allowed_BV = talker.allowed(raw_BV, torch.tensor([step]), None)
+        got_BV = probabilities(allowed_BV, *cuts, torch.tensor([1.05]), seen_BV)
+        kept_BV = wanted_BV.softmax(1)
+        assert torch.allclose(got_BV, torch.cat([kept_BV[:, :codes], kept_BV[:, eos : eos + 1]], 1), atol=1e-6)
+        assert torch.equal(got_BV[0, -1] > 0, wanted_BV[0, eos].isfinite())
+    for step in range(15):
+        raw_BV, wanted_BV = (tensors[f"predictor/{step}/{name}"] for name in ("raw", "processed"))
+        got_BV = probabilities(raw_BV, *cuts, torch.ones(1), None)
+        assert torch.allclose(got_BV, wanted_BV.softmax(1), atol=1e-6)
+
+
+def test_a_frame_is_its_draws_one_by_one() -> None:
+    """Code 0 is drawn with its own parameters and history, the others with the predictor's; each has its noise slot."""
+    talker = copy.deepcopy(checkpoint("base_1b7").talker)
+    config, rows = talker.config, 6
+    talker.code_head.weight[config.codec_eos_id] *= 4  # so that stopping is likely enough to be seen
+    generator = torch.Generator().manual_seed(3)
+    hidden_BD = 4 * torch.randn(rows, config.hidden_size, generator=generator)
+    seen_BNV = torch.rand(rows, config.n_vq, 64, generator=generator) < 0.5
+    sampling = SamplingBatch(
+        temperature_B=torch.tensor([0.0, 0.7, 1.0, 1.7, 3.0, 0.9]),
+        top_p_B=torch.tensor([1.0, 0.8, 1.0, 0.5, 0.95, 1.0]),
+        top_k_B=torch.tensor([0, 25, 3, 0, 50, 50]),
+        repetition_penalty_B=torch.tensor([1.0, 1.0, 1.5, 2.0, 1.05, 1.1]),
+        stop_temperature_B=torch.ones(rows),
+        seed_B=torch.arange(rows),
+        min_frames_B=torch.tensor([0, 0, 9, 9, 2, 0]),
+        predictor=PredictorSamplingBatch(
+            temperature_B=torch.tensor([0.9, 0.0, 0.5, 1.7, 3.0, 0.9]),
+            top_p_B=torch.tensor([1.0, 0.7, 0.9, 1.0, 0.5, 1.0]),
+            top_k_B=torch.tensor([50, 0, 7, 0, 10, 50]),
+        ),
+    )
+    others = sampling.predictor
+    assert others is not None
+    stops: list[Tensor] = []
+    for frame in range(40):
+        frame_B = torch.arange(rows) + frame
+        stop_B, codes_BN = talker.frame(hidden_BD, sampling, frame_B, seen_BNV)
+        u_BK = uniforms(sampling.seed_B, frame_B, config.n_vq)
+        first_B = draw(
+            talker.allowed(talker.code_head(hidden_BD), frame_B, sampling.min_frames_B),
+            u_BK[:, 0],
+            *(sampling.temperature_B, sampling.top_p_B, sampling.top_k_B, sampling.repetition_penalty_B),
+            torch.cat([seen_BNV[:, 0], torch.zeros(rows, 1, dtype=torch.bool)], 1),
+        )
+        assert torch.equal(stop_B, first_B == 64)
+        assert torch.equal(codes_BN[:, 0], first_B.masked_fill(stop_B, 0))
+        inputs = [hidden_BD, talker.codec_embedding(codes_BN[:, 0])]
+        y_BPD = talker.predictor(torch.cat([torch.stack(inputs, 1), talker.predictor.embed(codes_BN[:, 1:-1])], 1))
+        for k in range(1, config.n_vq):
+            cuts = others.temperature_B, others.top_p_B, others.top_k_B, torch.ones(rows)
+            assert torch.equal(codes_BN[:, k], draw(talker.predictor.logits(y_BPD[:, k], k), u_BK[:, k], *cuts, None))
+        stops.append(stop_B)
+    stopped_FB = torch.stack(stops)
+    assert 0.05 < stopped_FB.float().mean() < 0.95
+    early_FB = torch.arange(40)[:, None] + torch.arange(rows) < torch.tensor([2, 2, 9, 9, 2, 2])
+    assert not stopped_FB[early_FB].any()
+
+
+def test_without_parameters_of_its_own_the_predictor_draws_as_code_0_is_drawn() -> None:
+    talker = checkpoint("custom_0b6").talker
+    hidden_BD = torch.randn(3, talker.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    plain = replace(greedy(3, 1.0), temperature_B=torch.tensor([0.5, 1.0, 2.0]))
+    alike = PredictorSamplingBatch(plain.temperature_B, plain.top_p_B, plain.top_k_B)
+    one, other = (
+        talker.frame(hidden_BD, batch, torch.arange(3), None) for batch in (plain, replace(plain, predictor=alike))
+    )
+    assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("folder", CHECKPOINTS)
+def test_embed_frame_is_embed_of_its_row(folder: str) -> None:
+    talker = checkpoint(folder).talker
+    codes_BN = torch.arange(32).view(2, 16)
+    text_B = torch.tensor([7, talker.config.frame_text_id])
+    voice_BD = torch.ones(2, talker.config.voice_size)
+    rows_B1R = torch.cat((text_B[:, None], codes_BN), 1)[:, None]
+    assert torch.equal(talker.embed_frame(codes_BN, text_B), talker.embed(rows_B1R, voice_BD)[:, 0])
+
+
+def test_bfloat16_stays_near() -> None:
+    """Half-precision weights: prompt rows round as the official sum does, frames need not be the same."""
+    one, half = case("base_1b7", "icl_stream_text_longer", 0), checkpoint("base_1b7", torch.bfloat16)
+    rows_1TR = torch.from_numpy(one.rows.rows)[None]
+    x_TD = half.talker.embed(rows_1TR, one.voice.bfloat16())[0]
+    assert x_TD.dtype == torch.bfloat16
+    assert_close(x_TD.float(), one.tensor("prompt/inputs_embeds")[0], tolerance=1e-2)
+    hidden_D = half.talker.backbone(x_TD[None])[0, -1]
+    assert_close(hidden_D.float(), one.tensor("talker/hidden")[0, 0], tolerance=5e-2)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    """Rows of every kind, whole frames through the predictor: all of it can be trained."""
+    one = case("base_1b7", "icl_stream_text_longer", 0)
+    talker = copy.deepcopy(one.checkpoint.talker).requires_grad_()
+    with torch.enable_grad():
+        hidden_BTD = talker.backbone(talker.embed(torch.from_numpy(one.rows.rows)[None], one.voice))
+        frames_FN = one.tensor("codes/0")
+        first_F2D = torch.stack([hidden_BTD[0, -len(frames_FN) :], talker.codec_embedding(frames_FN[:, 0])], 1)
+        y_FPD = talker.predictor(torch.cat([first_F2D, talker.predictor.embed(frames_FN[:, 1:-1])], 1))
+        loss = talker.code_head(hidden_BTD).logsumexp(-1).sum()
+        for k in range(1, 16):
+            loss = loss + talker.predictor.logits(y_FPD[:, k], k).logsumexp(-1).sum()
+        loss = loss + talker.predictor.embed(frames_FN[:, 1:]).sum()  # code 15 is fed to the backbone alone
+        gradients = torch.autograd.grad(loss, list(talker.parameters()))
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+        assert gradient.abs().sum() > 0

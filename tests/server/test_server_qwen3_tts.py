@@ -1,0 +1,149 @@
+"""The HTTP fields that Qwen3-TTS reads, and the 400s for what a checkpoint does not take."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from fake_speech import RATE, FakeEngine, on_loopback
+
+from hocket.audio import FORMATS, encode_audio
+from hocket.core import AudioArray, SpeechRequest
+from hocket.engine.messages import Ready
+from hocket.engine.speech_stream import SpeechStream
+from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
+from hocket.prompt.tokenizer import TextTokenizer
+from hocket.server.app import create_app
+from hocket.server.settings import ServerSettings
+from hocket.server.voices import VoiceStore
+from hocket.voices import ONLY_DEFAULT, load_voices
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "qwen3_tts"
+#: A recording of 0.6 s at half of full scale, far from what levelling would make of it.
+SAMPLES = np.full((1, int(0.6 * RATE)), 0.5, np.float32) * np.sign(np.sin(np.arange(int(0.6 * RATE)))).astype(
+    np.float32
+)
+RECORDING = encode_audio(FORMATS[".wav"], SAMPLES, RATE)
+REF_AUDIO = "data:audio/wav;base64," + base64.b64encode(RECORDING).decode()
+
+
+@dataclass
+class Qwen3Engine(FakeEngine):
+    """Refuses what the checkpoint `name` would."""
+
+    name: str = "base_1b7"
+
+    @cached_property
+    def config(self) -> Qwen3TtsConfig:
+        return Qwen3TtsConfig.from_dict(json.loads((GOLDEN / self.name / "config.json").read_text()))
+
+    @property
+    def facts(self) -> Ready:
+        return msgspec.structs.replace(super().facts, voice_traits=self.config.voice_traits)
+
+    async def submit(
+        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+    ) -> SpeechStream:
+        Qwen3TtsPrompt(self.config, TextTokenizer.load(GOLDEN / self.name)).needs(request)
+        return await super().submit(request, request_id=request_id, priority=priority, streaming=streaming)
+
+
+@contextmanager
+def serving(name: str, folder: Path) -> Iterator[tuple[Qwen3Engine, httpx.Client]]:
+    engine = Qwen3Engine(name=name)
+    config = engine.config
+    voices = load_voices(
+        GOLDEN / name, n_vq=config.n_vq, codebook_sizes=config.audio_codebook_sizes, speakers=config.speakers
+    )
+    app = create_app(engine, ServerSettings(), VoiceStore(folder / "voices", voices))
+    with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as client:
+        yield engine, client
+
+
+def speak(http: httpx.Client, **fields: Any) -> httpx.Response:
+    return http.post("/v1/audio/speech", json={"input": "Hello.", "response_format": "pcm", "stream": False} | fields)
+
+
+def asked(engine: Qwen3Engine, http: httpx.Client, **fields: Any) -> SpeechRequest:
+    answer = speak(http, **fields)
+    assert answer.status_code == 200, answer.text
+    return engine.requests[-1]
+
+
+def refused(http: httpx.Client, param: str, words: str, **fields: Any) -> None:
+    answer = speak(http, **fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_custom_voice(tmp_path: Path) -> None:
+    with serving("custom_1b7", tmp_path) as (engine, http):
+        listed = [voice["name"] for voice in http.get("/v1/audio/voices").json()["voices"]]
+        assert listed == ["default", *sorted(engine.config.speakers)]
+        fields = {"voice": "Vivian", "task_type": "CustomVoice", "language": "Chinese", "instructions": "Angry."}
+        request = asked(engine, http, **fields)
+        assert (request.voice, request.task_type) == ("vivian", "CustomVoice")
+        assert (request.language, request.instruction, request.references) == ("Chinese", "Angry.", ())
+        assert asked(engine, http, voice="ryan", language="Auto").language is None
+        refused(http, "voice", "needs a voice; it has aiden")
+        refused(http, "voice", "no voice 'nobody'", voice="nobody")
+        refused(http, "task_type", "is for CustomVoice", voice="ryan", task_type="VoiceDesign", instructions="Old.")
+        refused(http, "language", "knows auto, chinese", voice="ryan", language="Klingon")
+        refused(http, "reference_audio", "takes no reference", ref_audio=REF_AUDIO)
+        refused(http, "tokens", "does not know tokens", voice="ryan", tokens=5)
+
+
+def test_voice_design(tmp_path: Path) -> None:
+    with serving("design_1b7", tmp_path) as (engine, http):
+        request = asked(engine, http, task_type="VoiceDesign", instructions="An old man.", voice="default")
+        assert (request.voice, request.instruction, request.task_type) == (None, "An old man.", "VoiceDesign")
+        refused(http, "reference_audio", "takes no reference", ref_audio=REF_AUDIO)
+        refused(http, "voice", "no voice 'vivian'", voice="vivian")
+
+
+def test_base(tmp_path: Path) -> None:
+    with serving("base_1b7", tmp_path) as (engine, http):
+        alone = asked(engine, http, ref_audio=REF_AUDIO, task_type="Base")
+        assert (len(alone.references), alone.reference_text, alone.task_type) == (1, None, "Base")
+        assert asked(engine, http, ref_audio=REF_AUDIO, ref_text="Words.").reference_text == "Words."
+        mode = {"ref_audio": REF_AUDIO, "x_vector_only_mode": True, "ref_text": "Words."}
+        assert asked(engine, http, **mode).reference_text is None
+        refused(http, "x_vector_only_mode", "needs reference_text", ref_audio=REF_AUDIO, x_vector_only_mode=False)
+        refused(http, "reference_audio", "voice of one recording, got 0")
+        refused(http, "instructions", "takes no instruction", ref_audio=REF_AUDIO, instructions="Sad.")
+
+
+def test_an_uploaded_voice_is_heard_in_its_recording(tmp_path: Path) -> None:
+    """Codes hold no voice vector; and this family takes recordings as loud as they are."""
+    with serving("base_1b7", tmp_path) as (engine, http):
+        form = {"name": "anna", "consent": "yes", "ref_text": "Words."}
+        upload = http.post("/v1/audio/voices", data=form, files={"audio_sample": ("a.wav", RECORDING, "audio/wav")})
+        assert upload.status_code == 200, upload.text
+        request = asked(engine, http, voice="anna")
+        (reference,) = request.references
+        assert isinstance(reference, AudioArray)
+        assert np.allclose(reference.samples, SAMPLES, atol=1e-3)
+        assert request.reference_text == "Words."
+
+
+@pytest.mark.parametrize("fields", [{"task_type": "CustomVoice"}, {"task_type": "Base", "ref_audio": REF_AUDIO}])
+def test_another_family_gets_no_task_type(tmp_path: Path, fields: dict[str, str]) -> None:
+    """There it is checked for sense alone."""
+    engine = FakeEngine()
+    app = create_app(engine, ServerSettings(), VoiceStore(tmp_path / "voices", ONLY_DEFAULT))
+    with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as http:
+        assert speak(http, **fields).status_code == 200
+    assert engine.requests[-1].task_type is None
