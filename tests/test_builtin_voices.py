@@ -6,10 +6,12 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -21,6 +23,7 @@ from hocket.engine.messages import EngineSpec, read_request, submit_message
 from hocket.errors import CheckpointError, InvalidRequestError
 from hocket.info import checkpoint_extras
 from hocket.models.extras import load_extras
+from hocket.models.registry import load_talker
 from hocket.voices import (
     DEFAULT_VOICE,
     ONLY_DEFAULT,
@@ -148,6 +151,8 @@ def test_what_is_no_voice_is_said(tmp_path: Path, case: str) -> None:
     [
         ('{"text_front": "fr"}', "text_front: Input should be 'en'"),
         ('{"front": "en"}', "front: Extra inputs are not permitted"),
+        ('{"sampling": {"top_p": 2}}', "sampling.top_p: Input should be less than or equal to 1"),
+        ('{"sampling": {"stop_temperature": 2.0}}', "stop_temperature cannot be recommended"),
         ("[]", "hocket.json': "),
         ("{", "hocket.json': Invalid JSON"),
     ],
@@ -156,6 +161,15 @@ def test_a_wrong_hocket_file_is_said(tmp_path: Path, content: str, message: str)
     (tmp_path / "hocket.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
         load_extras(tmp_path, n_vq=N_VQ, codebook_sizes=[ENTRIES] * N_VQ)
+
+
+def test_recommended_sampling_replaces_what_it_gives_of_the_family_s(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cool"
+    shutil.copytree(checkpoint, folder)
+    (folder / "hocket.json").write_text('{"sampling": {"temperature": 0.5, "top_k": 7}}')
+    usual = load_talker(checkpoint, device=torch.device("cpu"), dtype=torch.float32).sampling
+    loaded = load_talker(folder, device=torch.device("cpu"), dtype=torch.float32).sampling
+    assert loaded == replace(usual, temperature=0.5, top_k=7)
 
 
 def test_codebooks_that_the_model_does_not_read_may_be_there(tmp_path: Path) -> None:

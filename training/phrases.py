@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable
 
+from training import templates as t
 from training import words as w
 
 Make = Callable[[random.Random], str]
@@ -111,221 +112,6 @@ _SLOTS: dict[str, Make] = {
     "side": _from(("left", "right", "north", "south", "east", "west")),
 }
 
-_QUESTIONS = (
-    "Where can I {verb} a {adjective} {thing}?",
-    "Did {name} {verb} the {thing} yesterday?",
-    "Why would anyone {verb} that {thing}?",
-    "Have you ever been to {place}, {name}?",
-    "Can you {verb} the {thing} before {day}?",
-    "Who told {name} about the {adjective} {thing}?",
-    "How many {things} does it take to fill the {spot}?",
-    "Is it true that {name} lives near {place}?",
-    "Would you rather {verb} a {thing} or {verb2} a {thing2}?",
-    "What happens if we {verb} it again?",
-    "When does the next train leave for {city}?",
-    "Isn't the {thing} a little too {adjective}?",
-    "Do you want {food} or {food2}?",
-    "Which {person} {verbed} the {colour} {thing}?",
-    "How far is it from {city} to {city2}?",
-    "Whose {thing} is this, and why is it so {adjective}?",
-    "What did the {person} say when the {animal} {moved} away?",
-    "Shall we meet at the {spot} around {hour}{minute}?",
-    "Could you please tell me where the {spot} is?",
-    "Are there any {adjective} {things} left in the {room}?",
-    "What's the weather like in {city} this {part}?",
-    "How old is the {person}, {number} or {number2}?",
-    "Does the {device} work, or should I call {name}?",
-    "Who wants to {verb} the {animal} this {part}?",
-)
-_STATEMENTS = (
-    "{name} will {verb} the {thing} on {day}.",
-    "Please {verb} the {adjective} {thing} near {place}.",
-    "I never wanted to {verb} a {thing}, but here we are!",
-    "The {adjective} {thing} belongs to {name} {surname}.",
-    "They met {name} at the {spot}, and everyone began to laugh.",
-    "First {verb} the {thing}; then {verb2} the {thing2}.",
-    "What a {adjective} {thing}!",
-    "{name}, {name2} and {name3} went to {place} together.",
-    "My neighbour, {name} {surname}, likes to {verb} every {thing} she sees.",
-    "It was a {adjective}, {adjective2} evening in {city}.",
-    "Nobody knew how to {verb} the {thing}, so {name} asked for help.",
-    "Doctor {surname} says you should {verb} more often.",
-    "I think {who} {verbed} the wrong {thing}.",
-    "If you {verb} the {thing}, I will {verb2} the {thing2}.",
-    "{name} is {verbing} {his} {thing} in the {room}.",
-    "We are {verbing} {few} {things} for the {person}.",
-    "I would like {food}, {food2}, and nothing else.",
-    "There is nothing {adjective} about {verbing} a {thing}.",
-    "Mister {surname} has been {verbing} {things} since {year}.",
-    "The {person} from {country} speaks {few} languages.",
-    "You can't {verb} {mass} with a {thing}!",
-    "After {verbing} the {thing}, {name} {moved} {adverb} home.",
-    "Some {animals} are {adjective}, others are {adjective2}.",
-    "Don't {verb} the {adjective} {thing}; it isn't yours.",
-)
-#: Short declaratives of everyday words.
-_DECLARATIVES = (
-    "The {adjective} {thing} {moved} {preposition} the {thing2}.",
-    "The {person} {verbed} the {adjective} {thing}.",
-    "A {adjective} {animal} {moved} {preposition} the {thing}.",
-    "{verb} the {thing} {preposition} the {adjective} {thing2}.",
-    "The {mass} was {adjective} and {adjective2}.",
-    "There was a {adjective} {thing} {preposition} the {spot}.",
-    "It is {adjective} to {verb} {things} with a {thing}.",
-    "{who} {verbed} {his} {thing} and {moved} {adverb}.",
-    "The {thing} of the {thing2} is {adjective}.",
-    "{few} {things} {moved} {preposition} the {thing}.",
-    "Both the {thing} and the {thing2} are {adjective}.",
-    "The {animal} {verbed} the {adjective} {thing} {adverb}.",
-    "Put the {mass} {preposition} the {thing}.",
-    "{mass} and {mass2} make a {adjective} {thing}.",
-    "The {person} wore a {colour} {thing} and a {colour2} {thing2}.",
-    "Every {thing} in the {room} was {adjective}.",
-    "A {thing} of {mass} {moved} {preposition} the {thing2}.",
-    "When the {thing} {moved}, the {animals} {moved2}.",
-    "Use a {thing} to {verb} the {adjective} {mass}.",
-    "The {things} were {adjective}, but the {thing} was {adjective2}.",
-    "No {thing} is as {adjective} as a {adjective2} {thing2}.",
-    "{who} had to {verb} the {thing} {preposition} the {spot}.",
-    "The {colour} {thing} and the {colour2} {thing2} are {his}s.",
-    "A {person} with a {adjective} {thing} {moved} {adverb}.",
-    "The {thing} fell {preposition} the {mass}.",
-    "{adverb} the {adjective} {animal} {moved} away.",
-    "They {verbed} the {thing}, {verbed2} the {thing2}, and {moved}.",
-    "The {person} gave the {animal} some {mass}.",
-)
-_DIALOGUE = (
-    "Well, said {name}, we can always {verb} it tomorrow.",
-    "{name}, could you {verb} the {thing}? I'm {verbing2} the {thing2}.",
-    "Oh no, the {thing} is {adjective} again!",
-    "I don't know, {name}. Ask the {person}.",
-    "That's {adjective}! Did you {verb} it yourself?",
-    "Sorry I'm late; the {device} was {adjective}.",
-    "You'll never guess what {name} {verbed} at the {spot}.",
-    "Come on, {name}, let's {verb} the {thing} before it gets dark.",
-    "Thank you, {name}, that's very {adjective} of you.",
-    "Really? I thought the {person} {verbed} it {adverb}.",
-    "Wait, {name}! You forgot your {thing}!",
-    "No, I said {number}, not {number2}.",
-    "Hello, {name}. How was {place}?",
-    "I'm {adjective}, and so is {name}.",
-    "Hush, you'll wake the {animal}!",
-)
-_ASSISTANT = (
-    "Okay, I've turned on the {device} in the {room}.",
-    "The {device} is now set to {number} percent.",
-    "I've set a timer for {number} minutes.",
-    "Your alarm is set for {hour}{minute} in the morning.",
-    "I'm sorry, I didn't catch that. Could you say it again?",
-    "You have {few} new messages from {name} {surname}.",
-    "Calling {name} {surname} now.",
-    "Your package will arrive on {day}, between {hour} and {hour2}.",
-    "Please hold while I transfer you to the {person}.",
-    "Your order number is {digit} {digit2} {digit3} {digit4}.",
-    "Press {digit} to speak to an agent, or {digit2} to hear this again.",
-    "Your appointment with Doctor {surname} is on {month} {ordinal} at {hour}{minute}.",
-    "Would you like me to add {food} to your shopping list?",
-    "I found {few} {adjective} hotels near the {spot}.",
-    "Your flight to {city} is delayed by {number} minutes.",
-    "The train to {city} now departs from platform {few}.",
-    "Gate {letter}{number} is closing in {few} minutes.",
-    "Thank you for calling. How can I help you today?",
-    "Your balance is {big} {unit}.",
-    "Reminder: {verb} the {thing} at {hour}{minute}.",
-    "The {spot} opens at {hour} and closes at {hour2} on {day}.",
-    "Playing {adjective} music in the {room}.",
-    "I can't {verb} that yet, but I can {verb2} it for you.",
-    "Please say your name after the tone.",
-    "Please confirm your code: {letter}, {digit}, {letter2}, {digit2}.",
-)
-_DIRECTIONS = (
-    "Turn {side} at the {spot}, then go straight for {few} miles.",
-    "In {big} meters, turn {side} onto {surname} Street.",
-    "Take the {ordinal} exit toward {city}.",
-    "Keep {side} at the fork, past the {adjective} {thing}.",
-    "The {spot} is on your {side}, next to the {spot2}.",
-    "Walk {preposition} the {spot} until you see a {colour} {thing}.",
-    "Take the elevator to the {ordinal} floor and turn {side}.",
-    "Make a U-turn at the {spot} when it is safe.",
-    "Follow the {colour} signs to the {spot}.",
-    "It is about {number} kilometers {side} of {city}.",
-)
-_WEATHER = (
-    "Expect {weather} in {city} this {part}, with a high of {number}.",
-    "Tomorrow brings {weather}, then {weather2} by {day}.",
-    "It is {number} degrees and {adjective} in {city} right now.",
-    "There will be {weather} across {country} on {day}.",
-    "A storm will reach the {side} coast by {hour} in the {part}.",
-    "Tonight will be {adjective}, with {weather} toward morning.",
-    "The temperature will fall to minus {few} degrees overnight.",
-)
-_NARRATIVE = (
-    "In the {part}, the {person} {verbed} the {thing} and {moved} {preposition} the {spot}.",
-    "Long ago, in {country}, a {adjective} {person} lived {preposition} a {adjective2} {spot}.",
-    "{name} opened the {thing}, found a {adjective} {thing2} inside, and {verbed} it at once.",
-    "The {animal} looked at {name}, {moved} once, and {moved2} {preposition} the {thing}.",
-    "By the time {name} reached the {spot}, the {person} had {moved} {adverb}.",
-    "For {number} days the {person} {verbed} nothing but {mass} and {mass2}.",
-    "All through the {part} the {mass} lay {preposition} the {spot}, {adjective} and {adjective2}.",
-    "No one at the {spot} remembered who had {verbed} the {colour} {thing}.",
-    "It happened on a {adjective} {day} in {month}, when {name} was {number} years old.",
-    "The {person} was {adjective}; the {person2}, on the other hand, was {adjective2}.",
-    "Beyond the {spot} there was a {spot2}, and beyond that nothing but {mass}.",
-    "{name} said that the {thing} was {adjective}, which made the {person} laugh.",
-    "Although the {thing} was {adjective}, {who} {verbed} it {adverb} and never spoke of it again.",
-)
-_COOKING = (
-    "Add {few} cups of {mass} and stir {adverb}.",
-    "Bake the {thing} for {number} minutes at {big} degrees.",
-    "Heat the {mass}, pour it {preposition} the {thing}, and wait {few} minutes.",
-    "For lunch we had {food}, and for dinner {food2}.",
-    "Mix the {mass} with {few} spoons of {mass2}.",
-    "The recipe calls for {food} and a pinch of salt.",
-)
-_NUMBERS = (
-    "{big}.",
-    "{number}.",
-    "That will be {big} {unit}.",
-    "It took {big} {unit} to reach {place}.",
-    "The answer is {number} point {digit} {digit2}.",
-    "Chapter {number}.",
-    "About {big} {unit} more than last year.",
-    "{number} plus {number2} is {number3}.",
-    "{few} times {few2} makes {number}.",
-    "Only {number} out of {big} {unit} were counted.",
-    "The {thing} costs {number} dollars and {number2} cents.",
-    "That's {number} euros {number2}, please.",
-    "A ticket to {city} is {number} pounds fifty.",
-    "Prices rose by {few} point {digit} percent.",
-    "The {spot} is {big} feet long and {number} feet wide.",
-    "One half, two thirds, three quarters.",
-    "Page {big}, line {number}.",
-    "Room {digit} {digit2} {digit3}, on the {ordinal} floor.",
-)
-_DATES = (
-    "{month} {ordinal}, {year}.",
-    "On {day}, the {ordinal} of {month}, we open at {hour}{minute}.",
-    "She was born on {month} {ordinal}, {year}.",
-    "The meeting starts at {hour}{minute} in the {part}.",
-    "It is half past {hour} on {day}.",
-    "It's {hour}{minute} p m.",
-    "The {spot} was built in {year} and rebuilt in {year2}.",
-    "From {day} to {day2}, the {spot} is closed.",
-    "A quarter to {hour}.",
-    "See you on {day} at {hour} o'clock.",
-    "In {month} {year}, {name} moved to {city}.",
-)
-_FRAGMENTS = (
-    "{adjective} {thing}", "the {adjective} {thing}", "{preposition} the {thing}", "{preposition} the {spot}",
-    "a {adjective} {animal}", "{name} {surname}", "very {adjective}", "too {adjective}", "not {adjective}",
-    "{number} {unit}", "{few} {things}", "{verb} it", "{verb} the {thing}", "{who} {moved}", "{name} {moved}",
-    "{adverb}, {name}", "{colour} {things}", "{mass} and {mass2}", "{thing} or {thing2}", "{city}, {country}",
-    "{day} {part}", "{month} {ordinal}", "more {mass}", "no {things}", "good {animal}", "my {person}",
-    "{verbing} {things}",
-    "{adjective}, {adjective2}", "so {adjective}", "{hour}{minute}", "Doctor {surname}", "{who} {verbed} it", "{food}",
-    "{weather}", "{ordinal} floor", "what {thing}", "which {person}", "where's the {thing}", "{person} and {person2}",
-)  # fmt: skip
-
 
 def _polish(line: str) -> str:
     """Right articles before vowels, a capital at the start, no word twice in a row."""
@@ -368,17 +154,17 @@ def _templates(*templates: str) -> Make:
 
 
 _KINDS: tuple[tuple[float, Make], ...] = (
-    (3.0, _templates(*_QUESTIONS)),
-    (3.0, _templates(*_STATEMENTS)),
-    (8.0, _templates(*_DECLARATIVES)),
-    (1.5, _templates(*_DIALOGUE)),
-    (1.5, _templates(*_ASSISTANT)),
-    (0.6, _templates(*_DIRECTIONS)),
-    (0.5, _templates(*_WEATHER)),
-    (2.0, _templates(*_NARRATIVE)),
-    (0.4, _templates(*_COOKING)),
-    (1.5, _templates(*_NUMBERS)),
-    (0.8, _templates(*_DATES)),
+    (3.0, _templates(*t.QUESTIONS)),
+    (3.0, _templates(*t.STATEMENTS)),
+    (8.0, _templates(*t.DECLARATIVES)),
+    (1.5, _templates(*t.DIALOGUE)),
+    (1.5, _templates(*t.ASSISTANT)),
+    (0.6, _templates(*t.DIRECTIONS)),
+    (0.5, _templates(*t.WEATHER)),
+    (2.0, _templates(*t.NARRATIVE)),
+    (0.4, _templates(*t.COOKING)),
+    (1.5, _templates(*t.NUMBERS)),
+    (0.8, _templates(*t.DATES)),
     (0.5, _digits),
     (0.5, _letters),
     (0.5, _list),
@@ -410,7 +196,7 @@ def generated(count: int, seed: int) -> list[str]:
 
 def sentences(count: int, seed: int) -> list[str]:
     """`count` different sentences that may stand beside each other in a longer text."""
-    make = _templates(*_STATEMENTS, *_DECLARATIVES, *_NARRATIVE, *_QUESTIONS)
+    make = _templates(*t.STATEMENTS, *t.DECLARATIVES, *t.NARRATIVE, *t.QUESTIONS)
     return _distinct(count, make, random.Random(seed))
 
 
@@ -418,7 +204,7 @@ def fragments(count: int, seed: int) -> list[str]:
     """`count` different utterances of one to five words, the common greetings first."""
 
     def make(rng: random.Random) -> str:
-        phrase = fill(rng.choice(_FRAGMENTS), rng)
+        phrase = fill(rng.choice(t.FRAGMENTS), rng)
         return (phrase.lower() if rng.random() < 0.2 else phrase) + rng.choice((".", ".", ".", "!", "?", ""))
 
     return _distinct(count, make, random.Random(seed), w.GREETINGS)

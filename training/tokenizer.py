@@ -54,9 +54,9 @@ def train_tokenizer() -> Tokenizer:
     """256 bytes and the merges of the template, then `SPECIAL_TOKENS`."""
     tokenizer = Tokenizer(BPE())
     pieces = Split(Regex(_PIECES), "isolated")
-    tokenizer.pre_tokenizer = Sequence([pieces, ByteLevel(add_prefix_space=False, use_regex=False)])  # type: ignore[assignment]
-    tokenizer.decoder = ByteLevelDecoder()  # type: ignore[assignment]
-    trainer = BpeTrainer(  # type: ignore[call-arg]
+    tokenizer.pre_tokenizer = Sequence([pieces, ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
         vocab_size=2048, min_frequency=1, show_progress=False, initial_alphabet=sorted(ByteLevel.alphabet())
     )
     tokenizer.train_from_iterator(TEMPLATE, trainer)
@@ -66,7 +66,8 @@ def train_tokenizer() -> Tokenizer:
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """The ids that the talker's `config.json` names."""
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    ids = {token: vocabulary[token] for token in SPECIAL_TOKENS}
     return {
         "pad_token_id": ids["<|endoftext|>"],
         "im_start_token_id": ids["<|im_start|>"],

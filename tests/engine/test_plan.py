@@ -37,9 +37,13 @@ def tensors_of(thing: object) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("dtype", list(DTYPES))
-def test_the_plan_is_what_the_tensors_take(golden: Path, dtype: str, strict: bool) -> None:
+@pytest.mark.parametrize("pair", [("local_tiny", "codec2_tiny"), ("qwen3_tts/base_1b7", None)])
+def test_the_plan_is_what_the_tensors_take(
+    golden: Path, pair: tuple[str, str | None], dtype: str, strict: bool
+) -> None:
     config = EngineConfig(rows=3, max_context_rows=320, strict=strict, chunks=ChunkPolicy(steady_chunk_frames=9))
-    parts = parts_of(golden, config, dtype)
+    model, own_codec = golden / pair[0], None if pair[1] is None else golden / pair[1]
+    parts = load_parts(model, own_codec, device="cpu", dtype=dtype, config=config)
     plan, talker, codec, references = plan_of(parts), parts.talker, parts.codec, parts.references
     assert isinstance(talker, TalkerRunner)
     assert isinstance(codec, CodecRunner)
@@ -53,6 +57,8 @@ def test_the_plan_is_what_the_tensors_take(golden: Path, dtype: str, strict: boo
     own = [*tensors_of(talker), *tensors_of(talker._sampling)]
     assert plan.row_bytes == sum(tensor.nbytes for tensor in own) - codebook_numbers
     weights = [*talker.talker.parameters(), *codec.codec.parameters(), *codec.codec.buffers()]
+    if parts.voice_vectors is not None:
+        weights += parts.voice_vectors._encoder.parameters()
     assert plan.weight_bytes == sum(tensor.nbytes for tensor in weights)
 
 

@@ -441,7 +441,7 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
         with connect(url, max_queue=1) as deaf:
             say(deaf, "start", text="A" * 9000)
             say(deaf, "flush")
-            wait_until(lambda: engine.cancelled)
+            wait_until(lambda: engine.cancelled, 60)
             with session(url) as other:
                 say(other, "text", text="Unaffected.")
                 say(other, "flush")
@@ -502,3 +502,123 @@ def test_the_documented_client_works(url: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     exec(code.replace("ws://127.0.0.1:8000/v1/audio/speech/stream", url), {})
     assert (tmp_path / "hello.pcm").stat().st_size == len("Hello there.How are you?") * FRAME_BYTES + PAUSE_BYTES
+
+
+# ---- vLLM-Omni's words
+
+
+def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: FakeEngine) -> None:
+    with connect(url) as socket:
+        say(socket, "session.config", speaker="default", seed=7, response_format="wav")
+        say(socket, "input.text", text="Hello there. And")
+        say(socket, "input.text", text=" more.")
+        say(socket, "input.done")
+        messages: list[Any] = []
+        while not messages or not isinstance(messages[-1], dict) or messages[-1]["type"] != "session.done":
+            message = socket.recv(timeout=10)
+            messages.append(message if isinstance(message, bytes) else json.loads(message))
+        say(socket, "session.close")
+        assert bytes_until_closed(socket) == 0
+    place = [{"utterance_index": 0, "sentence_index": i} for i in range(2)]
+    audio_format = {"format": "wav", "sample_rate": RATE, "channels": 1}
+    files = [message for message in messages if isinstance(message, bytes)]
+    texts = ["Hello there.", "And more."]
+    assert messages == [
+        {"type": "audio.start", **place[0], "sentence_text": texts[0], **audio_format},
+        files[0],
+        {"type": "audio.done", **place[0], "total_bytes": len(files[0]), "error": False},
+        {"type": "audio.start", **place[1], "sentence_text": texts[1], **audio_format},
+        files[1],
+        {"type": "audio.done", **place[1], "total_bytes": len(files[1]), "error": False},
+        {"type": "session.done", "utterance_index": 0, "total_sentences": 2, "finish_reason": "stop", "seed": 7},
+    ]
+    for file, text in zip(files, texts, strict=True):  # exact sizes, for this is no stream
+        assert int.from_bytes(file[40:44], "little") == len(file) - 44 == len(text) * FRAME_BYTES
+    assert [request.seed for request in engine.requests] == [piece_seed(7, i) for i in range(2)]
+
+
+def test_a_client_of_vllm_omni_hears_pcm_as_it_is_made(url: str, engine: FakeEngine) -> None:
+    engine.frame_seconds = 0.02
+    with connect(url) as socket:
+        say(socket, "session.config", stream_audio=True, response_format="pcm")
+        say(socket, "input.text", text="One sentence. Another one! Third")
+        events, audio = hear_until(socket, "audio.start")
+        assert not audio
+        more, audio = hear_until(socket, "audio.start")  # of the second, before the text is complete
+        assert [event["type"] for event in (*events, *more)] == ["audio.start", "audio.done", "audio.start"]
+        assert len(audio) == more[0]["total_bytes"] == 13 * FRAME_BYTES
+        say(socket, "input.done")
+        more, audio = hear_until(socket, "session.done")
+        assert [event["type"] for event in more] == ["audio.done", "audio.start", "audio.done", "session.done"]
+        sizes = [event["total_bytes"] for event in more if event["type"] == "audio.done"]
+        assert sizes == [12 * FRAME_BYTES + PAUSE_BYTES, 5 * FRAME_BYTES + PAUSE_BYTES]
+        assert len(audio) == sum(sizes)
+        assert more[-1]["total_sentences"] == 3
+        # The configuration stays; an empty utterance is one, too.
+        say(socket, "input.done")
+        assert hear(socket)["total_sentences"] == 0
+        say(socket, "input.text", text="Again.")
+        say(socket, "input.done")
+        more, _ = hear_until(socket, "session.done")
+        assert [event["utterance_index"] for event in more] == [2, 2, 2]
+
+
+def test_an_utterance_as_one_sentence_when_its_text_is_complete(url: str, engine: FakeEngine) -> None:
+    with connect(url) as socket:
+        say(socket, "session.config", stream_audio=True, response_format="pcm", split_granularity="none")
+        for piece in ("One sentence. Ano", "ther one! "):
+            say(socket, "input.text", text=piece)
+        with pytest.raises(TimeoutError):
+            socket.recv(timeout=0.2)
+        assert not engine.requests
+        say(socket, "input.done")
+        events, _ = hear_until(socket, "session.done")
+    assert events[0]["sentence_text"] == "One sentence. Another one! "
+    assert events[-1]["total_sentences"] == 1
+    assert [request.text for request in engine.requests] == ["One sentence. Another one!"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"voice": "nobody"}, "nobody"),
+        ({"stream_audio": True}, "stream_audio needs pcm"),
+        ({"word_timestamps": True}, "word_timestamps"),
+        ({"split_granularity": "clause"}, "'none' or 'sentence'"),
+        ({"audio": "base64"}, "audio"),
+        ({"loudness": 11}, "loudness"),
+    ],
+)
+def test_what_vllm_omni_has_and_we_do_not_is_an_error_in_its_words(
+    url: str, config: dict[str, Any], message: str
+) -> None:
+    with connect(url) as socket:
+        say(socket, "session.config", **config)
+        error = hear(socket)
+        assert error["type"] == "error"
+        assert message in error["message"] == error["error"]["message"]
+        assert error["fatal"] is False
+        say(socket, "session.config", stream_audio=True, response_format="pcm")
+        say(socket, "input.text", text="Good.")
+        say(socket, "input.done")
+        assert hear_until(socket, "session.done")[0][-1]["total_sentences"] == 1
+
+
+def test_a_failed_sentence_ends_in_vllm_omni_s_words_too(url: str, engine: FakeEngine) -> None:
+    engine.error_after = 3
+    with connect(url) as socket:
+        say(socket, "session.config", stream_audio=True, response_format="pcm")
+        say(socket, "input.text", text="It breaks.")
+        say(socket, "input.done")
+        events, audio = hear_until(socket, "session.done")
+    assert [event["type"] for event in events] == ["audio.start", "error", "audio.done", "session.done"]
+    assert events[2]["error"] is True
+    assert events[2]["total_bytes"] == len(audio) == 3 * FRAME_BYTES
+
+
+def test_text_before_a_configuration_is_an_error_in_vllm_omni_s_words(url: str) -> None:
+    with connect(url) as socket:
+        say(socket, "input.text", text="Too early.")
+        assert "comes too early" in hear(socket)["message"]
+        say(socket, "start")  # ours are still understood
+        assert hear(socket)["type"] == "started"

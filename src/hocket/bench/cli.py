@@ -68,6 +68,7 @@ def serve(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with plots here, and audio worth hearing beside it.")
     ] = None,
+    keep_audio: Annotated[int, typer.Option(min=0, help="Failures, and worst cases, kept to be heard.")] = 10,
     fail_if: take.FailIf = None,
 ) -> None:
     """Load any OpenAI-compatible speech server, and judge every answer by what a listener would hear."""
@@ -126,6 +127,7 @@ def serve(
         max_cer=max_cer,
         speaker_model=load_speaker_model(speaker_model) if similarity else None,
         min_similarity=min_similarity,
+        keep_audio=keep_audio,
         audio_folder=None if kept_beside is None else kept_beside.with_name(f"{kept_beside.stem}_audio"),
     )
     report = bench_serve(wishes)

@@ -18,9 +18,6 @@ from hocket.bench.wire import Answer
 from hocket.bench.wishes import Wishes
 from hocket.bench.words import count_errors
 
-#: Answers whose audio is kept: failed ones, and those with the most errors of words.
-_KEPT_FAILURES = 20
-_KEPT_WORST = 10
 _MAX_REFERENCE_BYTES = 64 * 2**20
 _MAX_REFERENCE_SECONDS = 600.0
 
@@ -68,13 +65,17 @@ def embed_file(model: SpeakerModel, path: Path) -> Embedding:
 
 
 def keep_audio(
-    folder: Path, prefix: str, asker: Asker, outcomes: Sequence[Outcome], answers: Mapping[int, Answer]
+    folder: Path, prefix: str, most: int, asker: Asker, outcomes: Sequence[Outcome], answers: Mapping[int, Answer]
 ) -> None:
-    """Write failed answers and the ones with the worst words into `folder`, as WAV. Raises AudioFileError."""
-    failed = [outcome for outcome in outcomes if outcome.faults and outcome.seconds > 0.0][:_KEPT_FAILURES]
+    """Write up to `most` failed answers, and as many with the worst words, into `folder` as WAV.
+
+    Raises AudioFileError.
+    """
+    failed = [outcome for outcome in outcomes if outcome.faults and outcome.seconds > 0.0][:most]
     worst = sorted(
         (outcome for outcome in outcomes if outcome.word_errors), key=lambda o: (o.word_errors or 0) / (o.words or 1)
-    )[-_KEPT_WORST:]
+    )
+    worst = worst[max(0, len(worst) - most) :]
     for outcome in {id(o): o for o in [*failed, *worst]}.values():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(AnswerError):

@@ -88,7 +88,7 @@ def print_report(report: Report, console: Console) -> None:
     floor = report["floor"]
     if floor is not None:
         console.print(
-            f"the generator alone, {floor['streams']} streams of a stub, {floor['megabytes_per_s']:.0f} MB/s: "
+            f"the generator alone, {floor['streams']} streams of a stub, {floor['megabytes_per_s']:.1f} MB/s: "
             f"first byte p50 {floor['first_byte_p50_ms']:.1f} ms, p95 {floor['first_byte_p95_ms']:.1f} ms, "
             f"{floor['cores']:.2f} cores",
             highlight=False,

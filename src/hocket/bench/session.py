@@ -97,7 +97,7 @@ def _examine(wishes: Wishes, asker: Asker, run: StageRun, prefix: str, shape: tu
     if wishes.recogniser is not None or wishes.speaker_model is not None:
         listen_to_all(wishes, asker, outcomes, answers)
     if wishes.audio_folder is not None:
-        keep_audio(wishes.audio_folder, prefix, asker, outcomes, answers)
+        keep_audio(wishes.audio_folder, prefix, wishes.keep_audio, asker, outcomes, answers)
     return outcomes
 
 

@@ -44,8 +44,9 @@ class Wishes:
     max_cer: float = 0.5
     speaker_model: SpeakerModel | None = None
     min_similarity: float | None = None
-    #: Where audio worth hearing is kept; None: nowhere.
+    #: Where audio worth hearing is kept, None: nowhere; and how many failures and how many worst cases of each stage.
     audio_folder: Path | None = None
+    keep_audio: int = 10
 
     def as_json(self) -> dict[str, Any]:
         """For the report: everything but the key and the texts, which the requests have."""

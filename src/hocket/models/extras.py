@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 
-from hocket.core import StrictModel
+from hocket.core import Sampling, StrictModel
 from hocket.errors import CheckpointError
 from hocket.prompt.text_front import TextFront
 from hocket.voices import ONLY_DEFAULT, Voices, load_voices
@@ -19,6 +19,15 @@ class _HocketFile(StrictModel):
 
     #: Set for models that were trained on text as it is spoken.
     text_front: TextFront | None = None
+    #: Recommended instead of the family's values.
+    sampling: Sampling = Sampling()
+
+    @field_validator("sampling")
+    @classmethod
+    def _of_codes(cls, value: Sampling) -> Sampling:
+        if value.stop_temperature != 1.0:
+            raise ValueError("stop_temperature cannot be recommended: every request says its own")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Extras:
     """Of a checkpoint folder; the default is what a folder without any has."""
 
     text_front: TextFront | None = None
+    sampling: Sampling = field(default_factory=Sampling)
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
 
 
@@ -34,8 +44,10 @@ def load_extras(folder: Path, *, n_vq: int, codebook_sizes: Sequence[int], speak
 
     Raises CheckpointError.
     """
+    file = _load_hocket_file(folder / "hocket.json")
     return Extras(
-        text_front=_load_hocket_file(folder / "hocket.json").text_front,
+        text_front=file.text_front,
+        sampling=file.sampling,
         voices=load_voices(folder, n_vq=n_vq, codebook_sizes=codebook_sizes, speakers=speakers),
     )
 

@@ -53,13 +53,14 @@ def talker_plan(folder: Path, dtype: torch.dtype) -> TalkerPlan:
 
 
 def load_talker(folder: Path, *, device: torch.device, dtype: torch.dtype) -> LoadedTalker:
-    """Load the talker checkpoint in `folder`, its tokenizer, prompt builder, voices and text front.
+    """Load the talker checkpoint in `folder`, its tokenizer, prompt builder, voices, text front and sampling.
 
     Raises ConfigError as `talker_plan` does, CheckpointError for missing or wrong files.
     """
     plan = talker_plan(folder, dtype)
     extras = _extras(folder, plan)
-    return replace(plan.load(folder, device), extras=extras)
+    loaded = plan.load(folder, device)
+    return replace(loaded, extras=extras, sampling=loaded.sampling.overridden_by(extras.sampling))
 
 
 def talker_extras(folder: Path) -> Extras:

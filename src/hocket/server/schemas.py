@@ -13,7 +13,7 @@ from hocket.errors import InvalidRequestError
 from hocket.server.settings import ResponseFormat, ServerSettings
 
 #: Names of vLLM-Omni's speech API, and ours.
-ALIASES = {"ref_audio": "reference_audio", "ref_text": "reference_text"}
+ALIASES = {"ref_audio": "reference_audio", "ref_text": "reference_text", "speaker": "voice"}
 
 #: Letters, digits, and signs with a name that is read aloud, such as + and $. Emoji are not among them.
 _SPOKEN_CATEGORIES = ("L", "N", "Sm", "Sc")

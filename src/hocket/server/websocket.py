@@ -18,13 +18,23 @@ from fastapi import APIRouter, WebSocket
 from hocket.core import FinishReason
 from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.answers import encoded, new_encoder
+from hocket.server.encoders import encode_whole
 from hocket.server.errors import error_code
 from hocket.server.gate import Record, record_of
 from hocket.server.long_text import SentenceBuffer
-from hocket.server.schemas import SpeechBody, VoiceFields, check_text
+from hocket.server.schemas import SpeechBody, VoiceFields, check_text, read_json
 from hocket.server.services import Services, services_of
 from hocket.server.speech import Plan, Samples, piece_seed, pieces_of, plan_speech, speaking
-from hocket.server.websocket_messages import CancelMessage, FlushMessage, StartMessage, TextMessage, read_message
+from hocket.server.websocket_dialects import VllmOmni, own_words
+from hocket.server.websocket_messages import (
+    OMNI_MODELS,
+    CancelMessage,
+    ConfigMessage,
+    FlushMessage,
+    StartMessage,
+    TextMessage,
+    read_message,
+)
 from hocket.server.websocket_wire import Wire
 
 _LOG = logging.getLogger("hocket.request")
@@ -52,6 +62,8 @@ class _Utterance:
     #: Audio made, at the natural pace.
     samples: int = 0
     finish_reason: FinishReason = "stop"
+    #: Bytes of audio that went before the sentence that is being sent.
+    sent_before: int | None = None
     #: Its last sentence was taken from the queue.
     complete: bool = False
 
@@ -78,8 +90,13 @@ class _Session:
         # From `start`
         self._plan: Plan | None = None
         self._as_base64 = False
+        #: Every sentence is sent as a file of its own.
+        self._is_whole = False
+        #: Text is kept until it is complete.
+        self._keeps_text = False
         # From the listener to the speaker
         self._buffer = SentenceBuffer(self._settings.segment_characters)
+        self._kept = ""
         self._waiting: asyncio.Queue[str | _Mark] = asyncio.Queue()
         self._waiting_characters = 0
         #: Text has come that no flush has followed.
@@ -118,7 +135,10 @@ class _Session:
         """Raises what is wrong with the message; the socket stays open, and nothing has changed."""
         if raw is None:
             raise InvalidRequestError("binary messages mean nothing here; send JSON in text messages")
-        message = read_message(raw, self._settings)
+        document = read_json(raw.encode())
+        if self._plan is None and document.get("type") in OMNI_MODELS:
+            self._wire.dialect = VllmOmni()  # errors, too, are for a client of that kind
+        message = read_message(document, self._settings)
         if self._is_closing and not isinstance(message, CancelMessage):
             raise InvalidRequestError(f"after close, {message.type} comes too late; connect again", param="type")
         if isinstance(message, StartMessage):
@@ -142,6 +162,10 @@ class _Session:
         plan = await plan_speech(self._services, SpeechBody(input=_ANY_TEXT, seed=message.seed, **voice))
         encoder = await new_encoder(self._services, plan)
         self._plan, self._as_base64 = plan, message.audio == "base64"
+        omni = message if isinstance(message, ConfigMessage) else None
+        self._is_whole = omni is not None and not omni.stream_audio
+        self._keeps_text = omni is not None and omni.split_granularity == "none"
+        self._wire.dialect = own_words if omni is None else VllmOmni()
         await self._wire.send_event(
             "started",
             request_id=self._record.id,
@@ -157,11 +181,14 @@ class _Session:
     def _take_text(self, text: str) -> None:
         self._check_room(text)
         self._is_open = self._is_open or bool(text.strip())
+        if self._keeps_text:
+            self._kept += text
+            return
         for sentence in self._buffer.push(text):
             self._put(sentence)
 
     def _check_room(self, text: str) -> None:
-        characters, most = self._waiting_characters + len(text), self._settings.max_characters
+        characters, most = self._waiting_characters + len(self._kept) + len(text), self._settings.max_characters
         if characters > most or self._waiting.qsize() >= _MOST_WAITING:
             raise InvalidRequestError(
                 f"too much text waits to be spoken (at most {most} characters may); send this again later", param="text"
@@ -174,13 +201,15 @@ class _Session:
 
     def _flush(self) -> None:
         self._check_room("")
-        if rest := self._buffer.flush():
+        if rest := self._kept or self._buffer.flush():
             self._put(rest)
+        self._kept = ""
         self._is_open = False
         self._waiting.put_nowait(_Mark.FLUSH)
 
     async def _cancel(self) -> None:
         self._buffer.flush()
+        self._kept = ""
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._waiting_characters = 0
@@ -231,6 +260,7 @@ class _Session:
         except HocketError as error:
             self._utterance.finish_reason = "error"
             await self._wire.send_error(error)
+            await self._end_sentence(failed=True)
             while not self._utterance.complete:
                 await self._next()
         await self._send_done()
@@ -248,8 +278,10 @@ class _Session:
     async def _say(self, first: str) -> None:
         """An utterance holds one place among all requests, and is one file, whatever its number of sentences."""
         assert self._plan is not None
-        facts = self._services.client.facts
-        with self._services.admission.slot(self._record.caller, facts.rows):
+        with self._services.admission.slot(self._record.caller, self._services.client.facts.rows):
+            if self._is_whole:
+                await self._say_files(first)
+                return
             encoder = await new_encoder(self._services, self._plan)
             # Both are closed here, at once: the engine must not go on for audio that nobody gets.
             async with (
@@ -259,24 +291,30 @@ class _Session:
                 async for data in body:
                     await self._wire.send_audio(data, as_base64=self._as_base64)
 
-    async def _sentences(self, first: str) -> AsyncGenerator[Samples, None]:
-        facts, utterance = self._services.client.facts, self._utterance
-        pause_CS = np.zeros(
-            (facts.channels, round(facts.sample_rate * self._settings.segment_pause_ms / 1000)), np.float32
-        )
+    async def _say_files(self, first: str) -> None:
+        assert self._plan is not None
         item: str | _Mark = first
         while isinstance(item, str):
-            if utterance.sentences:
-                utterance.samples += pause_CS.shape[1]
-                yield pause_CS
-            async with aclosing(self._sentence(item)) as pieces:
-                async for samples_CS in pieces:
-                    utterance.samples += samples_CS.shape[1]
-                    yield samples_CS
+            async with aclosing(self._sentence(item, pause_ms=0.0)) as pieces:
+                whole_CS = np.concatenate([samples_CS async for samples_CS in pieces], axis=1)
+            rate, speed = self._services.client.facts.sample_rate, self._plan.body.speed
+            audio = await asyncio.to_thread(encode_whole, self._plan.response_format, whole_CS, rate, speed)
+            await self._wire.send_audio(audio.body, as_base64=False)
+            await self._end_sentence()
             item = await self._next()
 
-    async def _sentence(self, text: str) -> AsyncGenerator[Samples, None]:
-        """A request to the engine, with a log line of its own."""
+    async def _sentences(self, first: str) -> AsyncGenerator[Samples, None]:
+        item: str | _Mark = first
+        while isinstance(item, str):
+            pause_ms = self._settings.segment_pause_ms if self._utterance.sentences else 0.0
+            async with aclosing(self._sentence(item, pause_ms)) as pieces:
+                async for samples_CS in pieces:
+                    yield samples_CS
+            await self._end_sentence()
+            item = await self._next()
+
+    async def _sentence(self, text: str, pause_ms: float) -> AsyncGenerator[Samples, None]:
+        """A request to the engine, with a log line of its own; a pause goes before it."""
         assert self._plan is not None
         utterance, session = self._utterance, self._record
         index = utterance.sentences
@@ -295,6 +333,9 @@ class _Session:
         plan = replace(self._plan, texts=texts, body=body, seed=piece_seed(self._plan.seed, index))
         try:
             async with speaking(self._services, plan, record) as (speech, pieces):
+                pause_CS = np.zeros((speech.channels, round(speech.sample_rate * pause_ms / 1000)), np.float32)
+                utterance.samples += pause_CS.shape[1]
+                utterance.sent_before = self._wire.audio_bytes
                 await self._wire.send_event(
                     "sentence",
                     utterance=utterance.index,
@@ -303,7 +344,10 @@ class _Session:
                     text=text,
                     at_seconds=self._seconds(),
                 )
+                if pause_ms:
+                    yield pause_CS
                 async for samples_CS in pieces:
+                    utterance.samples += samples_CS.shape[1]
                     yield samples_CS
             if utterance.finish_reason == "stop":
                 utterance.finish_reason = speech.finish_reason
@@ -312,6 +356,15 @@ class _Session:
             raise
         finally:
             _LOG.info("%s", record.line())
+
+    async def _end_sentence(self, *, failed: bool = False) -> None:
+        utterance = self._utterance
+        if utterance.sent_before is None:  # it never began
+            return
+        sent, utterance.sent_before = self._wire.audio_bytes - utterance.sent_before, None
+        await self._wire.send_event(
+            "sentence_end", utterance=utterance.index, index=utterance.sentences - 1, bytes=sent, failed=failed
+        )
 
     def _seconds(self) -> float:
         """How long the utterance plays, so far."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from hocket.core import MAX_SEED
 from hocket.errors import InvalidRequestError
-from hocket.server.schemas import Body, VoiceFields, read_body, read_json
+from hocket.server.schemas import Body, VoiceFields, read_body
 from hocket.server.settings import ResponseFormat, ServerSettings
 
 
@@ -29,10 +29,30 @@ class StartMessage(VoiceFields):
         return _check_characters(value)
 
 
+class ConfigMessage(StartMessage):
+    """`start` of vLLM-Omni's clients, which are answered in vLLM-Omni's words."""
+
+    type: Literal["session.config"]  # type: ignore[assignment]
+    response_format: ResponseFormat = "wav"
+    audio: Literal["binary"] = "binary"
+    #: Audio as it is made, which only pcm can be here; otherwise every sentence comes whole, as a file of its own.
+    stream_audio: bool = False
+    #: "none": nothing is spoken before the text is complete, which is then spoken as one sentence, however long.
+    split_granularity: Literal["none", "sentence"] = "sentence"
+    #: The models here do not say when they say what.
+    word_timestamps: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _streams_pcm(self) -> ConfigMessage:
+        if self.stream_audio and self.response_format != "pcm":
+            raise ValueError("response_format: stream_audio needs pcm; leave one of them out")
+        return self
+
+
 class TextMessage(Body):
     """More text, cut anywhere."""
 
-    type: Literal["text"]
+    type: Literal["text", "input.text"]
     text: str
 
     @field_validator("text")
@@ -44,7 +64,7 @@ class TextMessage(Body):
 class FlushMessage(Body):
     """The utterance is complete: speak what is left of it, and say `done`."""
 
-    type: Literal["flush"]
+    type: Literal["flush", "input.done"]
 
 
 class CancelMessage(Body):
@@ -56,7 +76,7 @@ class CancelMessage(Body):
 class CloseMessage(Body):
     """Speak what is left, then close."""
 
-    type: Literal["close"]
+    type: Literal["close", "session.close"]
 
 
 Message = StartMessage | TextMessage | FlushMessage | CancelMessage | CloseMessage
@@ -68,13 +88,19 @@ _MODELS: dict[str, type[Message]] = {
     "cancel": CancelMessage,
     "close": CloseMessage,
 }
+#: What vLLM-Omni's clients say.
+OMNI_MODELS: dict[str, type[Message]] = {
+    "session.config": ConfigMessage,
+    "input.text": TextMessage,
+    "input.done": FlushMessage,
+    "session.close": CloseMessage,
+}
 
 
-def read_message(raw: str, settings: ServerSettings) -> Message:
+def read_message(document: dict[str, Any], settings: ServerSettings) -> Message:
     """Raises InvalidRequestError, which names the field at fault."""
-    document = read_json(raw.encode())
     kind = document.get("type")
-    model = _MODELS.get(kind) if isinstance(kind, str) else None
+    model = (_MODELS | OMNI_MODELS).get(kind) if isinstance(kind, str) else None
     if model is None:
         shown = f"the type {kind[:40]!r} is unknown" if isinstance(kind, str) else "the message has no type"
         raise InvalidRequestError(f"{shown}; use one of {', '.join(_MODELS)}", param="type")

@@ -12,6 +12,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from hocket.errors import HocketError
 from hocket.server.errors import ApiError, error_code, error_fields, internal_error
 from hocket.server.services import services_of
+from hocket.server.websocket_dialects import Dialect, own_words
 
 _CLOSE_NORMAL = 1000
 _CLOSE_INTERNAL_ERROR = 1011
@@ -34,6 +35,10 @@ class Wire:
         self._metrics = services_of(socket).metrics
         self._stall_seconds, self._idle_seconds = stall_seconds, idle_seconds
         self._sending = asyncio.Lock()
+        #: What events are called.
+        self.dialect: Dialect = own_words
+        #: Of audio that was sent.
+        self.audio_bytes = 0
 
     async def accept(self) -> None:
         """Before anything else."""
@@ -61,7 +66,9 @@ class Wire:
 
     async def send_event(self, kind: str, **fields: object) -> None:
         """A JSON message. Raises HangUpError when the client takes nothing, as all that sends does."""
-        await self._send(json.dumps({"type": kind, **fields}, ensure_ascii=False))
+        event = self.dialect(kind, fields)
+        if event is not None:
+            await self._send(json.dumps(event, ensure_ascii=False))
 
     async def send_error(self, error: HocketError, *, fatal: bool = False) -> None:
         """`error` in OpenAI's form; `fatal` when the socket will be closed for it."""
@@ -70,6 +77,7 @@ class Wire:
 
     async def send_audio(self, data: bytes, *, as_base64: bool) -> None:
         """Encoded audio."""
+        self.audio_bytes += len(data)
         if as_base64:
             await self.send_event("audio", audio=base64.b64encode(data).decode())
         else:

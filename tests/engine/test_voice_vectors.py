@@ -1,0 +1,94 @@
+"""Voice vectors: once per recording, one recording a step, nothing for those who have left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tiny_qwen3
+import torch
+from tiny_engine import EAGER, Listener, engine
+from torch import Tensor, nn
+
+from hocket.core import SpeechRequest
+from hocket.engine import voice_vectors
+from hocket.engine.voice_vectors import VoiceVectors
+from hocket.errors import ReferenceAudioError
+
+
+class Means:
+    """Hears a recording's mean, and counts."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        yield nn.Parameter(torch.zeros(1))
+
+    def check_length(self, samples: int) -> None:
+        if samples < 10:
+            raise ReferenceAudioError("too short", param="reference")
+
+    def embed(self, samples_S: Tensor) -> Tensor:
+        self.heard += 1
+        return samples_S.mean()[None]
+
+
+def recording(value: float, samples: int = 20) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    return np.full((1, samples), value, np.float32)
+
+
+def test_a_recording_is_heard_once() -> None:
+    encoder = Means()
+    vectors = VoiceVectors(encoder)
+    key, known = vectors.submit(recording(0.5))
+    assert known is None
+    assert vectors.submit(recording(0.5)) == (key, None)
+    assert vectors.busy
+    assert vectors.step({key})[key].tolist() == [0.5]
+    assert not vectors.busy
+    again, known = vectors.submit(recording(0.5))
+    assert again == key
+    assert known is not None
+    assert known.tolist() == [0.5]
+    assert vectors.submit(recording(0.25))[0] != key
+    assert encoder.heard == 1
+
+
+def test_one_a_step_and_only_the_wanted() -> None:
+    vectors = VoiceVectors(Means())
+    keys = [vectors.submit(recording(value))[0] for value in (0.1, 0.2, 0.3)]
+    wanted = {keys[0], keys[2]}
+    assert list(vectors.step(wanted)) == [keys[0]]
+    assert list(vectors.step(wanted)) == [keys[2]]
+    assert vectors.step(wanted) == {}
+    with pytest.raises(ReferenceAudioError, match="too short"):
+        vectors.submit(recording(0.1, samples=9))
+    assert not vectors.busy
+
+
+def test_the_least_recently_used_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_vectors, "MAX_VECTORS", 2)
+    vectors = VoiceVectors(Means())
+    for value in (0.1, 0.2):
+        vectors.step({vectors.submit(recording(value))[0]})
+    assert vectors.submit(recording(0.1))[1] is not None
+    vectors.step({vectors.submit(recording(0.3))[0]})
+    assert vectors.submit(recording(0.1))[1] is not None
+    assert vectors.submit(recording(0.2))[1] is None
+
+
+def test_in_the_engine() -> None:
+    """Two requests with one voice: heard once; a third with another does not get its pages."""
+    listener = Listener(engine(EAGER.model_copy(update={"rows": 3}), tiny_qwen3.endless_talker()))
+    voices = [tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(2, 0.6)]
+    names = [listener.add(SpeechRequest(text="One.", reference=voice, max_frames=3, seed=1)) for voice in voices]
+    vectors = listener.engine._parts.voice_vectors
+    assert vectors is not None
+    heard = listener.run()
+    assert len(vectors._vectors) == 2
+    first, second, third = (heard[name].all_codes for name in names)
+    assert np.array_equal(first, second)
+    assert listener.hidden[names[0], 0] != listener.hidden[names[2], 0]
+    assert third.shape == first.shape
