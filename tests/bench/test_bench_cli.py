@@ -195,7 +195,7 @@ def test_isolation_by_its_exit_code(url: str) -> None:
 def test_the_engine_by_itself() -> None:
     done = run(
         *("bench", "engine", "--model", str(GOLDEN / "local_tiny"), "--codec", str(GOLDEN / "codec2_tiny")),
-        *("--random-weights", "--clients", "2", "--requests", "3", "--set", "engine.max_context_rows=512"),
+        *("--random-weights", "--clients", "2", "--requests", "3"),
     )
     assert done.code == 0, done.err
     figures = json.loads(done.out)

@@ -31,7 +31,7 @@ def wishes(**more: Any) -> EngineWishes:
         "device": "cpu",
         "dtype": "float32",
         "profile": "default",
-        "config": engine_config(EngineConfig(max_context_rows=512, page_rows=16), rows=3, strict=False),
+        "config": engine_config(EngineConfig(page_rows=16), rows=3, context_rows=512, strict=False),
         "clients": 3,
         "rate": None,
         "requests": 8,
@@ -79,13 +79,13 @@ def test_an_open_loop_ends_with_everything_said() -> None:
 
 
 def test_a_context_that_is_too_small_is_told_beforehand() -> None:
-    small = engine_config(EngineConfig(max_context_rows=64), rows=2, strict=False)
+    small = engine_config(EngineConfig(), rows=2, context_rows=64, strict=False)
     with pytest.raises(ConfigError, match="max_context_rows="):
         bench_engine(wishes(config=small))
 
 
 def test_strict_and_checkpoints_run_the_same_way() -> None:
-    config = engine_config(EngineConfig(max_context_rows=512, page_rows=16), rows=2, strict=True)
+    config = engine_config(EngineConfig(page_rows=16), rows=2, context_rows=512, strict=True)
     figures = bench_engine(wishes(config=config, random_weights=False, requests=2, clients=2))
     assert figures["strict"] is True
     assert figures["frames"] == sum(one.frames for one in read_workload(12, [64] * 12, 0)[:2])

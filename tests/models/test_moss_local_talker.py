@@ -16,7 +16,7 @@ from hocket.models.kv_cache import KVPages, PagedBatch
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.sampling import SamplingBatch, draw, uniforms
+from hocket.models.sampling import DrawRules, SamplingBatch, draw, uniforms
 from hocket.models.weights import load_weights
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "local_tiny"
@@ -305,9 +305,10 @@ def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
         cuts = sampling.temperature_B, sampling.top_p_B, sampling.top_k_B, sampling.repetition_penalty_B
         for k in range(n_vq):
             logits_BV = talker.code_logits(y_BND[:, k], k)
-            assert torch.equal(codes_BN[:, k], draw(logits_BV, u_BK[:, k], *cuts, seen_BNV[:, k]))
+            assert torch.equal(codes_BN[:, k], draw(logits_BV, u_BK[:, k], DrawRules.of(*cuts), seen_BNV[:, k]))
         logits_B2 = talker.stop_logits(y_BND[:, 0])
-        decision_B = draw(logits_B2, u_BK[:, n_vq], stop_temperature_B, ones_B, zeros_B, ones_B, None)
+        stop_rules = DrawRules.of(stop_temperature_B, ones_B, zeros_B, ones_B)
+        decision_B = draw(logits_B2, u_BK[:, n_vq], stop_rules, None)
         assert torch.equal(stop_B, decision_B == 1)
         stops.append(stop_B)
     assert 0 < torch.stack(stops).float().mean() < 1

@@ -12,7 +12,7 @@ from qwen3_tts_helpers import CHECKPOINTS, GOLDEN, all_cases, assert_close, case
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch, draw, probabilities, uniforms
+from hocket.models.sampling import DrawRules, PredictorSamplingBatch, SamplingBatch, draw, probabilities, uniforms
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
 
@@ -110,13 +110,13 @@ def test_sampling_filters() -> None:
         seen_BV = torch.zeros(1, codes + 1, dtype=torch.bool)
         seen_BV[0, tensors[f"talker/{step}/history"][0]] = True
         allowed_BV = talker.allowed(raw_BV, torch.tensor([step]), None)
-        got_BV = probabilities(allowed_BV, *cuts, torch.tensor([1.05]), seen_BV)
+        got_BV = probabilities(allowed_BV, DrawRules.of(*cuts, torch.tensor([1.05])), seen_BV)
         kept_BV = wanted_BV.softmax(1)
         assert torch.allclose(got_BV, torch.cat([kept_BV[:, :codes], kept_BV[:, eos : eos + 1]], 1), atol=1e-6)
         assert torch.equal(got_BV[0, -1] > 0, wanted_BV[0, eos].isfinite())
     for step in range(15):
         raw_BV, wanted_BV = (tensors[f"predictor/{step}/{name}"] for name in ("raw", "processed"))
-        got_BV = probabilities(raw_BV, *cuts, torch.ones(1), None)
+        got_BV = probabilities(raw_BV, DrawRules.of(*cuts, torch.ones(1)), None)
         assert torch.allclose(got_BV, wanted_BV.softmax(1), atol=1e-6)
 
 
@@ -152,7 +152,7 @@ def test_a_frame_is_its_draws_one_by_one() -> None:
         first_B = draw(
             talker.allowed(talker.code_head(hidden_BD), frame_B, sampling.min_frames_B),
             u_BK[:, 0],
-            *(sampling.temperature_B, sampling.top_p_B, sampling.top_k_B, sampling.repetition_penalty_B),
+            DrawRules.of(sampling.temperature_B, sampling.top_p_B, sampling.top_k_B, sampling.repetition_penalty_B),
             torch.cat([seen_BNV[:, 0], torch.zeros(rows, 1, dtype=torch.bool)], 1),
         )
         assert torch.equal(stop_B, first_B == 64)
@@ -160,8 +160,8 @@ def test_a_frame_is_its_draws_one_by_one() -> None:
         inputs = [hidden_BD, talker.codec_embedding(codes_BN[:, 0])]
         y_BPD = talker.predictor(torch.cat([torch.stack(inputs, 1), talker.predictor.embed(codes_BN[:, 1:-1])], 1))
         for k in range(1, config.n_vq):
-            cuts = others.temperature_B, others.top_p_B, others.top_k_B, torch.ones(rows)
-            assert torch.equal(codes_BN[:, k], draw(talker.predictor.logits(y_BPD[:, k], k), u_BK[:, k], *cuts, None))
+            rules = DrawRules.of(others.temperature_B, others.top_p_B, others.top_k_B, torch.ones(rows))
+            assert torch.equal(codes_BN[:, k], draw(talker.predictor.logits(y_BPD[:, k], k), u_BK[:, k], rules, None))
         stops.append(stop_B)
     stopped_FB = torch.stack(stops)
     assert 0.05 < stopped_FB.float().mean() < 0.95

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import struct
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,11 +18,14 @@ from hocket.audio import decode_audio, resample
 from hocket.core import AudioArray
 from hocket.errors import AudioFileError, HocketError, InvalidRequestError
 from hocket.server.encoders import RESPONSE_FORMATS, encode_whole, encoder_for
+from hocket.server.mp3 import DELAY_SAMPLES, info_frame
 
-#: Samples of a codec's frame, by which a format without a stated length may be off, and samples before the first fed.
-FRAME_SAMPLES = {"wav": 0, "pcm": 0, "flac": 0, "opus": 960, "mp3": 1152, "aac": 1024}
-#: LAME's delay and the decoder's own; the AAC encoder's first block. The other formats say theirs or have none.
-PRIMING_SAMPLES = {"mp3": 576 + 529, "aac": 1024}
+#: Samples that a format's own coding may add to what was fed, by a player that heeds what the body says: less than one of
+#: its frames behind the end (a streamed mp3 cannot say where that is), and in aac, which says nothing at all, a whole
+#: frame before the beginning.
+PADDING_SAMPLES = {("mp3", 24000): 576, ("mp3", 44100): 1152, ("mp3", 48000): 1152}
+PADDING_SAMPLES |= {("aac", rate): 1024 for rate in (24000, 44100, 48000)}
+PRIMING_SAMPLES = {"aac": 1024}
 #: Milliseconds of audio held back, as the module's docstring states them, by response format and rate.
 DELAYS_MS = {
     ("wav", 48000): 0,
@@ -76,13 +81,16 @@ def test_a_stream_is_what_its_encoder_says(response_format: str, rate: int, chan
     body = b"".join([*pieces, encoder.finish()])
     audio = decoded(body, response_format, rate, channels)
     assert (encoder.channels, encoder.sample_rate) == (audio.samples.shape[0], audio.sample_rate)
-    assert encoder.seconds == pytest.approx(1.2345, abs=1 / rate)
+    if response_format == "aac":
+        assert encoder.seconds == audio.seconds
+    else:
+        assert encoder.seconds == pytest.approx(1.2345, abs=1 / rate)
     assert encoder.sample_rate == (48000 if response_format == "opus" else rate)
 
     wanted_CS = resample(samples_CS, rate, audio.sample_rate)
     priming = PRIMING_SAMPLES.get(response_format, 0)
     excess = audio.samples.shape[1] - priming - wanted_CS.shape[1]
-    assert 0 <= excess <= FRAME_SAMPLES[response_format]
+    assert 0 <= excess < PADDING_SAMPLES.get((response_format, rate), 1)
     inner = slice(wanted_CS.shape[1] // 4, wanted_CS.shape[1] * 3 // 4)
     found_CS = audio.samples[:, priming:][:, inner]
     exact = response_format in {"wav", "pcm", "flac"}
@@ -96,11 +104,50 @@ def test_a_whole_body_is_gapless_where_the_format_can_be(response_format: str, r
     whole = encode_whole(response_format, samples_CS, rate)
     audio = decoded(whole.body, response_format, rate, 2)
     assert (whole.sample_rate, whole.channels) == (audio.sample_rate, 2)
-    assert whole.seconds == pytest.approx(0.777, abs=1 / rate)
+    assert audio.samples.shape[1] == round(whole.seconds * audio.sample_rate)
     if response_format == "aac":
-        assert 0 <= audio.samples.shape[1] - 1024 - round(whole.seconds * rate) <= 1024
+        assert 1024 <= audio.samples.shape[1] - round(0.777 * rate) < 2048
+        assert whole.body == streamed("aac", samples_CS, rate, [])
     else:
-        assert audio.samples.shape[1] == round(whole.seconds * audio.sample_rate)
+        assert whole.seconds == pytest.approx(0.777, abs=1 / rate)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    response_format=st.sampled_from(["mp3", "opus", "flac", "aac"]),
+    rate=st.sampled_from([24000, 44100, 48000]),
+    samples=st.integers(4000, 12000),
+    channels=st.sampled_from([1, 2]),
+)
+def test_every_length_is_kept_within_a_coding_frame(
+    response_format: str, rate: int, samples: int, channels: int
+) -> None:
+    samples_CS = voice(rate, samples / rate, channels)
+    for body in (
+        streamed(response_format, samples_CS, rate, [samples // 3]),
+        encode_whole(response_format, samples_CS, rate).body,
+    ):
+        audio = decoded(body, response_format, rate, channels)
+        wanted = round(samples * audio.sample_rate / rate) + PRIMING_SAMPLES.get(response_format, 0)
+        assert 0 <= audio.samples.shape[1] - wanted < PADDING_SAMPLES.get((response_format, rate), 1)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate", [8000, 16000, 22050, 24000, 32000, 44100, 48000])
+def test_a_streamed_mp3_says_where_it_begins(rate: int, channels: int) -> None:
+    """A frame of its own without sound, of the size and kind of the others, with the tag that players look for."""
+    body = streamed("mp3", voice(rate, 0.5, channels), rate, [])
+    lead = info_frame(body)  # any frame of the body makes the same one
+    assert body.startswith(lead)
+    assert body[len(lead) :][:2] == lead[:2] == body[:2]
+    tag = lead.index(b"Info")
+    assert tag == 4 + {(True, 1): 17, (True, 2): 32, (False, 1): 9, (False, 2): 17}[rate >= 32000, channels]
+    assert lead[tag + 4 : tag + 12] == b"\0\0\0\2\xff\xff\xff\xff"
+    assert int.from_bytes(lead[tag + 33 : tag + 36], "big") == 576 << 12
+    # A decoder that knows nothing of tags plays one silent frame more, and the delay.
+    with av.open(io.BytesIO(body[len(lead) :])) as container:
+        bare = sum(frame.samples for frame in container.decode(audio=0))
+    assert bare == decoded(body, "mp3", rate, channels).samples.shape[1] + DELAY_SAMPLES
 
 
 def test_whole_headers_state_the_length() -> None:

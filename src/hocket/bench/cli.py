@@ -285,7 +285,7 @@ def engine(
     """Measure the engine by itself: no server, no network, with --random-weights no checkpoint; one line of JSON."""
     from rich.console import Console
 
-    from hocket.bench.engine import EngineWishes, bench_engine, engine_config, engine_table
+    from hocket.bench.engine import CONTEXT_ROWS, EngineWishes, bench_engine, engine_config, engine_table
     from hocket.bench.report import write_json
     from hocket.files import check_replaceable
     from hocket.server.profiles import load_profile, parse_settings
@@ -293,7 +293,9 @@ def engine(
     if json_path is not None:
         check_replaceable(json_path)
     loaded = load_profile(profile, parse_settings(settings or []))
-    rows = None if loaded.origins["engine.rows"] == "--set" else clients
+    # A profile's rows are a server's; here there are as many as clients. The workload needs no long context.
+    rows = None if loaded.origins["engine.rows"] == "--set" or open_loop is not None else clients
+    context_rows = CONTEXT_ROWS if loaded.origins["engine.max_context_rows"] == "built in" else None
     figures = bench_engine(
         EngineWishes(
             model=model,
@@ -302,7 +304,7 @@ def engine(
             device=device or loaded.profile.device,
             dtype=dtype or loaded.profile.dtype,
             profile=profile,
-            config=engine_config(loaded.profile.engine, rows=rows, strict=strict),
+            config=engine_config(loaded.profile.engine, rows=rows, context_rows=context_rows, strict=strict),
             clients=clients,
             rate=open_loop,
             requests=requests,

@@ -27,6 +27,8 @@ from hocket.progress import progress_bar
 #: Nobody hears a player stand still for less.
 _UNDERRUN_SECONDS = 0.01
 _WARMUP_FRAMES = 24
+#: Of each request, unless somebody says otherwise: the longest of the workload takes 400.
+CONTEXT_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,17 @@ def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
     }
 
 
-def engine_config(base: EngineConfig, *, rows: int | None, strict: bool) -> EngineConfig:
-    """`base` with `rows` (None: its own), and with nothing that would end a random speech early."""
+def engine_config(base: EngineConfig, *, rows: int | None, context_rows: int | None, strict: bool) -> EngineConfig:
+    """`base` with `rows` and `context_rows` (None: its own), and with nothing that would end a random speech early."""
     runaway = base.runaway.model_copy(update={"multiple": 0.0, "loop_seconds": 0.0, "silence_seconds": 0.0})
-    return base.model_copy(update={"rows": rows or base.rows, "runaway": runaway, "strict": base.strict or strict})
+    return base.model_copy(
+        update={
+            "rows": rows or base.rows,
+            "max_context_rows": context_rows or base.max_context_rows,
+            "runaway": runaway,
+            "strict": base.strict or strict,
+        }
+    )
 
 
 def engine_table(figures: Mapping[str, Any]) -> Table:

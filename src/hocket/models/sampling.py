@@ -1,13 +1,13 @@
 """How a code is drawn (spec/moss 1.6): pure functions of logits, per-row parameters and a counter.
 
-Every row has its own parameters and nothing branches on their values, so the result for a row is the same, bit for bit,
-whatever else is in the batch. This is the plain twin of the sampling kernel.
+Every row has its own parameters, and how it is computed depends on these and on its own logits alone, so its result is
+the same, bit for bit, whatever else is in the batch. This is the plain twin of the sampling kernel.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,56 @@ _UNIFORM_BITS = 24
 #: Probabilities become integers in units of 2**-32 for the draw: summing integers is exact in any order.
 _WEIGHT_SCALE = 2.0**32
 
+#: A top-k that cuts nothing off, whatever the vocabulary.
+_OFF = 2**62
+
+
+#: A draw looks at this many best codes, not at all of them, where a row keeps at most half of them. The other half is
+#: room for ties with the last one kept.
+_CANDIDATES = 128
+_MAX_FEW = _CANDIDATES // 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawRules:
+    """What the draws of B rows share, whatever the logits: made once a batch, used for every code of every frame."""
+
+    #: float32 [B, 1]; 1 where the row is greedy.
+    temperature_B1: Tensor
+    #: float32 [B, 1]: mass that ends the nucleus; infinite where it is off, 0 where the row is greedy.
+    top_p_B1: Tensor
+    #: int64 [B, 1], 1 or more; huge where it is off, 1 where the row is greedy.
+    top_k_B1: Tensor
+    #: float32 [B, 1]
+    penalty_B1: Tensor
+    #: bool [B]: the row keeps few codes (`_MAX_FEW`), ties aside. None: no row does, or the host cannot know.
+    is_few_B: Tensor | None
+
+    @classmethod
+    def of(cls, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, repetition_penalty_B: Tensor) -> DrawRules:
+        """Rules of parameters [B] as in `SamplingBatch`.
+
+        Greedy is the nucleus of mass 0, of one code: the first code always stays and its mass drops all others.
+        """
+        is_sampled_B = temperature_B > 0
+        top_p_B = torch.where((top_p_B > 0) & (top_p_B < 1), top_p_B, math.inf)
+        top_k_B = torch.where(is_sampled_B, torch.where(top_k_B > 0, top_k_B, _OFF), 1)
+        # Reading a CPU's memory is no wait; a CUDA device would have to be waited for.
+        is_few_B = top_k_B <= _MAX_FEW if top_k_B.device.type == "cpu" else None
+        return cls(
+            temperature_B1=torch.where(is_sampled_B, temperature_B, 1.0).unsqueeze(1),
+            top_p_B1=torch.where(is_sampled_B, top_p_B, 0.0).unsqueeze(1),
+            top_k_B1=top_k_B.unsqueeze(1),
+            penalty_B1=repetition_penalty_B.unsqueeze(1),
+            is_few_B=is_few_B if is_few_B is not None and bool(is_few_B.any()) else None,
+        )
+
+    def rows(self, rows: Tensor) -> DrawRules:
+        """Those of some rows, int64 or bool, to be drawn from all codes."""
+        return DrawRules(
+            self.temperature_B1[rows], self.top_p_B1[rows], self.top_k_B1[rows], self.penalty_B1[rows], None
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PredictorSamplingBatch:
@@ -37,7 +87,7 @@ class PredictorSamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Sampling parameters of B rows, one tensor each."""
+    """Sampling parameters of B rows, one tensor each, and the rules made of them."""
 
     #: float32 [B]; 0 is greedy.
     temperature_B: Tensor
@@ -53,8 +103,28 @@ class SamplingBatch:
     seed_B: Tensor
     #: int64 [B]: frames that a row must have before it may stop; None: 0.
     min_frames_B: Tensor | None = None
-    #: None: the codes after the first are drawn as the first is.
+    #: None: the codes after the first are drawn as the first is, without its repetition penalty.
     predictor: PredictorSamplingBatch | None = None
+
+    #: Of the codes, or of the first one where a predictor draws the others.
+    codes: DrawRules = field(init=False)
+    #: Of the stop decision: nothing is cut off.
+    stop: DrawRules = field(init=False)
+    #: Of the codes that a predictor draws.
+    predicted: DrawRules = field(init=False)
+
+    def __post_init__(self) -> None:
+        ones_B = torch.ones_like(self.temperature_B)
+        no_top_k_B = torch.zeros_like(self.top_k_B)
+        stop_temperature_B = self.stop_temperature_B.masked_fill(self.temperature_B == 0, 0.0)
+        others = self.predictor or self
+        made = {
+            "codes": DrawRules.of(self.temperature_B, self.top_p_B, self.top_k_B, self.repetition_penalty_B),
+            "stop": DrawRules.of(stop_temperature_B, ones_B, no_top_k_B, ones_B),
+            "predicted": DrawRules.of(others.temperature_B, others.top_p_B, others.top_k_B, ones_B),
+        }
+        for name, rules in made.items():
+            object.__setattr__(self, name, rules)
 
 
 def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
@@ -91,14 +161,7 @@ def uniforms(seed_B: Tensor, frame_B: Tensor, slots: int) -> Tensor:
     return (word_BK >> (32 - _UNIFORM_BITS)).to(torch.float32) * 2.0**-_UNIFORM_BITS
 
 
-def probabilities(
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    top_k_B: Tensor,
-    repetition_penalty_B: Tensor,
-    seen_BV: Tensor | None,
-) -> Tensor:
+def probabilities(logits_BV: Tensor, rules: DrawRules, seen_BV: Tensor | None) -> Tensor:
     """float32 [B, V]: what a code is drawn from, in the order of spec/moss 1.6. A greedy row is one-hot.
 
     `seen_BV` (bool) marks the codes that the repetition penalty applies to; `None` means that it applies to none.
@@ -108,48 +171,58 @@ def probabilities(
     A NaN logit counts as -inf: never drawn. +inf takes all the mass. A row without any finite or +inf logit is
     uniform: this function cannot raise without waiting for the device, and a code must stay in range whatever comes.
     """
+    return _cut(_scores(logits_BV, rules, seen_BV), rules)
+
+
+def _scores(logits_BV: Tensor, rules: DrawRules, seen_BV: Tensor | None) -> Tensor:
+    """Penalised float32 logits, all finite."""
     scores_BV = logits_BV.to(torch.float32)
     if seen_BV is not None:
-        penalty_B1 = repetition_penalty_B.unsqueeze(1)
-        penalised_BV = torch.where(scores_BV < 0, scores_BV * penalty_B1, scores_BV / penalty_B1)
+        penalised_BV = torch.where(scores_BV < 0, scores_BV * rules.penalty_B1, scores_BV / rules.penalty_B1)
         scores_BV = torch.where(seen_BV, penalised_BV, scores_BV)
-    lowest = torch.finfo(torch.float32).min
-    scores_BV = torch.nan_to_num(scores_BV, nan=lowest)
+    return torch.nan_to_num(scores_BV, nan=torch.finfo(torch.float32).min)
 
-    # Greedy is the nucleus of mass 0: the first code always stays and its mass drops all others.
-    sampled_B = temperature_B > 0
-    top_p_B = torch.where((top_p_B > 0) & (top_p_B < 1), top_p_B, math.inf)
-    top_p_B = torch.where(sampled_B, top_p_B, 0.0)
-    temperature_B = torch.where(sampled_B, temperature_B, 1.0)
-    codes = logits_BV.shape[1]
-    top_k_B = torch.where(top_k_B > 0, top_k_B, codes).clamp(max=codes)
 
+def _cut(scores_BV: Tensor, rules: DrawRules) -> Tensor:
+    """Probabilities [B, V] of finite scores, top-k and top-p applied."""
     sorted_BV, order_BV = torch.sort(scores_BV, dim=1, descending=True, stable=True)
-    kth_B1 = sorted_BV.gather(1, top_k_B.unsqueeze(1) - 1)
+    kth_B1 = sorted_BV.gather(1, rules.top_k_B1.clamp(max=scores_BV.shape[1]) - 1)
     # Relative to the best score, so that no temperature, however small, overflows. Division keeps the order.
-    kept_BV = (sorted_BV - sorted_BV[:, :1]) / temperature_B.unsqueeze(1)
+    kept_BV = (sorted_BV - sorted_BV[:, :1]) / rules.temperature_B1
     kept_BV.masked_fill_(sorted_BV < kth_B1, -math.inf)
     mass_BV = kept_BV.softmax(1).cumsum(1)
-    kept_BV[:, 1:].masked_fill_(mass_BV[:, :-1] > top_p_B.unsqueeze(1), -math.inf)
+    kept_BV[:, 1:].masked_fill_(mass_BV[:, :-1] > rules.top_p_B1, -math.inf)
     return torch.empty_like(scores_BV).scatter_(1, order_BV, kept_BV.softmax(1))
 
 
-def draw(
-    logits_BV: Tensor,
-    u_B: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    top_k_B: Tensor,
-    repetition_penalty_B: Tensor,
-    seen_BV: Tensor | None,
-) -> Tensor:
+def draw(logits_BV: Tensor, u_B: Tensor, rules: DrawRules, seen_BV: Tensor | None) -> Tensor:
     """int64 [B]: the first code, in vocabulary order, at which the cumulative probability exceeds `u_B`.
 
     `u_B` is float32 [B] in [0, 1) on the grid of `uniforms`. Inverting the distribution takes one uniform a draw, so
     one Philox word, where the Gumbel trick takes V; and it depends on the probabilities alone, not on how the
     thresholds were found or the codes sorted. Codes of probability 0 (or under 2**-32) are never drawn, for any u.
+
+    Where few codes can stay, the others are left out first: sorting all of them is most of a draw's time on a CPU.
+    Whether they can is a matter of the row's own parameters and logits.
     """
-    probs_BV = probabilities(logits_BV, temperature_B, top_p_B, top_k_B, repetition_penalty_B, seen_BV)
+    scores_BV = _scores(logits_BV, rules, seen_BV)
+    if rules.is_few_B is None or scores_BV.shape[1] <= _CANDIDATES:
+        return _invert(_cut(scores_BV, rules), u_B)
+    best_BC, code_BC = scores_BV.topk(_CANDIDATES, 1)
+    kth_B1 = best_BC.gather(1, rules.top_k_B1.clamp(max=_CANDIDATES) - 1)
+    # Where the last candidate equals the k-th best, further codes may tie with it.
+    is_complete_B = rules.is_few_B & (best_BC[:, -1] < kth_B1[:, 0])
+    code_BC, order_BC = code_BC.sort(1)
+    chosen_B = _invert(_cut(best_BC.gather(1, order_BC), rules), u_B)
+    code_B = code_BC.gather(1, chosen_B.unsqueeze(1)).squeeze(1)
+    if not is_complete_B.all():
+        rest_B = ~is_complete_B
+        code_B[rest_B] = _invert(_cut(scores_BV[rest_B], rules.rows(rest_B)), u_B[rest_B])
+    return code_B
+
+
+def _invert(probs_BV: Tensor, u_B: Tensor) -> Tensor:
+    """int64 [B]: indices at which the cumulative probability exceeds `u_B`."""
     # In integers a sum is exact, on any device and in any order: a code of weight 0 adds no step to it and the last
     # target is under the total, neither of which a float sum ensures. total * 2**24 stays under 2**57.
     cumulative_BV = (probs_BV * _WEIGHT_SCALE).to(torch.int64).cumsum(1)

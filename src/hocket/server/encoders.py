@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hocket.audio import FORMATS, LAYOUTS, AudioFormat, encode_audio, encoder_frames, open_encoder, to_int16
 from hocket.errors import HocketError, InvalidRequestError
+from hocket.server.mp3 import DELAY_SAMPLES, info_frame
 
 MIN_SPEED = 0.25
 MAX_SPEED = 4.0
@@ -33,12 +34,14 @@ class _ResponseFormat:
     codec_options: dict[str, str] = field(default_factory=dict)
     #: The rate that every player of the format uses, whatever went in.
     player_rate: int | None = None
+    #: Coded frames and nothing that says where in them the audio begins and ends, so players play all of them.
+    is_bare: bool = False
 
 
 _RESPONSE_FORMATS = {
     "wav": _ResponseFormat("audio/wav", FORMATS[".wav"]),
     "pcm": _ResponseFormat("audio/pcm", None),
-    # Without the bit reservoir a frame waits for no later one. The header of counts cannot be completed in a stream.
+    # Without the bit reservoir a frame waits for no later one. A stream gets a header of its own (mp3.py).
     "mp3": _ResponseFormat(
         "audio/mpeg", FORMATS[".mp3"], {"write_xing": "0", "id3v2_version": "0"}, {"reservoir": "0"}
     ),
@@ -48,7 +51,7 @@ _RESPONSE_FORMATS = {
     "flac": _ResponseFormat(
         "audio/flac", FORMATS[".flac"], {"metadata_header_padding": "0"}, {"compression_level": "2"}
     ),
-    "aac": _ResponseFormat("audio/aac", FORMATS[".aac"]),
+    "aac": _ResponseFormat("audio/aac", FORMATS[".aac"], is_bare=True),
 }
 RESPONSE_FORMATS = tuple(_RESPONSE_FORMATS)
 
@@ -68,13 +71,18 @@ class EncodedAudio:
 def encode_whole(
     response_format: str, samples_CS: NDArray[np.float32], sample_rate: int, speed: float = 1.0
 ) -> EncodedAudio:
-    """float32 [C, S] as one body with exact sizes, gapless where the format can say so (mp3, opus, flac, wav).
+    """float32 [C, S] as one body with exact sizes, gapless where the format can say so: in all but aac.
 
-    wav and pcm hold the same samples as the stream does. Raises InvalidRequestError for an unknown format, a speed out
-    of range or a number of channels that the format does not have, HocketError for samples that are not finite.
+    wav and pcm hold the same samples as the stream does, and aac the same bytes. Raises InvalidRequestError for an
+    unknown format, a speed out of range or a number of channels that the format does not have, HocketError for samples
+    that are not finite.
     """
     chosen = _chosen(response_format)
     channels = samples_CS.shape[0]
+    if chosen.is_bare:  # the whole has nothing to say that a stream could not
+        encoder = AudioEncoder(response_format, sample_rate, channels, speed)
+        body = encoder.feed(samples_CS) + encoder.finish()
+        return EncodedAudio(body, chosen.content_type, encoder.sample_rate, channels, encoder.seconds)
     converter = _Converter(chosen, sample_rate, channels, speed)
     _check_finite(samples_CS)
     converted_CS = np.concatenate([converter.feed(samples_CS), converter.finish()], axis=1)
@@ -123,8 +131,8 @@ class AudioEncoder:
 
     @property
     def seconds(self) -> float:
-        """How long the body plays, as far as it was given out."""
-        return self._samples / self._converter.to_rate
+        """How long the body plays: the audio, and in a bare format what the coding has put around it."""
+        return (self._samples + self._writer.added_samples) / self._converter.to_rate
 
     def feed(self, samples_CS: NDArray[np.float32]) -> bytes:
         """The bytes that `samples_CS` [channels, S] lets go. Raises HocketError when they are not finite."""
@@ -184,6 +192,8 @@ def _endless_wav_header(sample_rate: int, channels: int) -> bytes:
 
 
 class _PcmWriter:
+    added_samples = 0
+
     def __init__(self, header: bytes) -> None:
         self._header = header
 
@@ -216,7 +226,12 @@ class _ContainerWriter:
         assert chosen.audio_format is not None
         self._format = chosen.audio_format
         self._rate = sample_rate
-        self._samples = 0
+        self._samples = self._packets = 0
+        self._is_bare = chosen.is_bare
+        self._is_mp3 = self._format.codec == "libmp3lame"
+        self._is_begun = False
+        #: What the coding puts before and behind the audio, and players play.
+        self.added_samples = 0
         self._outbox = _Outbox()
         self._container, self._stream = open_encoder(
             self._outbox,
@@ -229,14 +244,32 @@ class _ContainerWriter:
 
     def write(self, samples_CS: NDArray[np.float32]) -> bytes:
         for frame in encoder_frames(self._format, samples_CS, self._rate, self._samples):
-            self._container.mux(self._stream.encode(frame))
+            self._mux(self._stream.encode(frame))
         self._samples += samples_CS.shape[1]
-        return self._outbox.take()
+        return self._take()
 
     def close(self) -> bytes:
-        self._container.mux(self._stream.encode(None))
+        packets, frame_samples = self._stream.encode(None), self._stream.codec_context.frame_size
+        if self._is_mp3 and self._samples:
+            # LAME may end with a frame of nothing but padding, which would be played.
+            frames = -(-(self._samples + DELAY_SAMPLES) // frame_samples)
+            packets = packets[: frames - self._packets]
+        self._mux(packets)
         self._container.close()
-        return self._outbox.take()
+        if self._is_bare:
+            self.added_samples = self._packets * frame_samples - self._samples
+        return self._take()
+
+    def _mux(self, packets: list[av.Packet]) -> None:
+        self._packets += len(packets)
+        self._container.mux(packets)
+
+    def _take(self) -> bytes:
+        data = self._outbox.take()
+        if self._is_mp3 and data and not self._is_begun:
+            self._is_begun = True
+            return info_frame(data) + data
+        return data
 
 
 # ---------------------------------------------------------------------------------------------------- speed and rate

@@ -86,10 +86,7 @@ class MossLocalTalker(nn.Module):
             code_B = draw(
                 self.code_logits(y_BD, k),
                 u_BK[:, k],
-                sampling.temperature_B,
-                sampling.top_p_B,
-                sampling.top_k_B,
-                sampling.repetition_penalty_B,
+                sampling.codes,
                 None if seen_BNV is None else seen_BNV[:, k, :size],
             )
             codes.append(code_B)
@@ -97,8 +94,4 @@ class MossLocalTalker(nn.Module):
 
     def _draw_stop(self, y0_BD: Tensor, u_B: Tensor, sampling: SamplingBatch) -> Tensor:
         """bool [B]: greedy where the codes are greedy, else drawn at the stop temperature with nothing cut off."""
-        is_greedy_B = sampling.temperature_B == 0
-        temperature_B = sampling.stop_temperature_B.masked_fill(is_greedy_B, 0.0)
-        off_B = torch.ones_like(temperature_B)
-        no_top_k_B = torch.zeros_like(sampling.top_k_B)
-        return draw(self.stop_logits(y0_BD), u_B, temperature_B, off_B, no_top_k_B, off_B, None) == STOP
+        return draw(self.stop_logits(y0_BD), u_B, sampling.stop, None) == STOP

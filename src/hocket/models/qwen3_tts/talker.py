@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hocket.models.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
 from hocket.models.qwen3_tts.predictor import CodePredictor
-from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch, draw, uniforms
+from hocket.models.sampling import SamplingBatch, draw, uniforms
 
 
 class Qwen3TtsTalker(nn.Module):
@@ -81,24 +81,12 @@ class Qwen3TtsTalker(nn.Module):
         config, predictor = self.config, self.predictor
         u_BK = uniforms(sampling.seed_B, frame_B, config.n_vq)
         first_B, stop_B = self._first_code(hidden_BD, sampling, frame_B, u_BK[:, 0], seen_BNV)
-        others = sampling.predictor or PredictorSamplingBatch(
-            sampling.temperature_B, sampling.top_p_B, sampling.top_k_B
-        )
-        no_penalty_B = torch.ones_like(others.temperature_B)
         kv = predictor.layers.frame_kv(len(hidden_BD), predictor.positions, hidden_BD.dtype, hidden_BD.device)
         x_BTD = torch.stack([hidden_BD, self.codec_embedding(first_B)], 1)
         codes, position = [first_B], 0
         for k in range(1, config.n_vq):
             y_BTD = predictor.layers.frame_step(predictor.projection(x_BTD), position, kv)
-            code_B = draw(
-                predictor.logits(y_BTD[:, -1], k),
-                u_BK[:, k],
-                others.temperature_B,
-                others.top_p_B,
-                others.top_k_B,
-                no_penalty_B,
-                None,
-            )
+            code_B = draw(predictor.logits(y_BTD[:, -1], k), u_BK[:, k], sampling.predicted, None)
             codes.append(code_B)
             x_BTD, position = predictor.embed(code_B[:, None], k), k + 1
         return stop_B, torch.stack(codes, -1)
@@ -112,10 +100,7 @@ class Qwen3TtsTalker(nn.Module):
         first_B = draw(
             self.allowed(self.code_head(hidden_BD), frame_B, sampling.min_frames_B),
             u_B,
-            sampling.temperature_B,
-            sampling.top_p_B,
-            sampling.top_k_B,
-            sampling.repetition_penalty_B,
+            sampling.codes,
             seen_BV,
         )
         stop_B = first_B == codes
