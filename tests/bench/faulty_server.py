@@ -197,7 +197,7 @@ class FaultyServer:
             await writer.drain()
             await asyncio.sleep(self.seconds_per_chunk)
             if i == 0 and fault == "stall":
-                await asyncio.sleep(len(piece) / 2 / RATE + 1.5)
+                await asyncio.sleep(len(piece) / 2 / RATE + 3.0)
             if i == 0 and fault == "hang":
                 await asyncio.sleep(60)
             if i == 0 and fault == "cut":

@@ -20,9 +20,9 @@ from hocket.errors import AudioFileError, HocketError, InvalidRequestError
 from hocket.server.encoders import RESPONSE_FORMATS, encode_whole, encoder_for
 from hocket.server.mp3 import DELAY_SAMPLES, info_frame
 
-#: Samples that a format's own coding may add to what was fed, by a player that heeds what the body says: less than one of
-#: its frames behind the end (a streamed mp3 cannot say where that is), and in aac, which says nothing at all, a whole
-#: frame before the beginning.
+#: Samples that a format's own coding may add to what was fed, by a player that heeds what the body says: less than one
+#: of its frames behind the end (a streamed mp3 cannot say where that is), and in aac, which says nothing at all, a
+#: whole frame before the beginning.
 PADDING_SAMPLES = {("mp3", 24000): 576, ("mp3", 44100): 1152, ("mp3", 48000): 1152}
 PADDING_SAMPLES |= {("aac", rate): 1024 for rate in (24000, 44100, 48000)}
 PRIMING_SAMPLES = {"aac": 1024}
@@ -145,8 +145,8 @@ def test_a_streamed_mp3_says_where_it_begins(rate: int, channels: int) -> None:
     assert lead[tag + 4 : tag + 12] == b"\0\0\0\2\xff\xff\xff\xff"
     assert int.from_bytes(lead[tag + 33 : tag + 36], "big") == 576 << 12
     # A decoder that knows nothing of tags plays one silent frame more, and the delay.
-    with av.open(io.BytesIO(body[len(lead) :])) as container:
-        bare = sum(frame.samples for frame in container.decode(audio=0))
+    with av.open(io.BytesIO(body[len(lead) :]), "r") as container:
+        bare = sum(frame.samples for frame in container.decode(container.streams.audio[0]))
     assert bare == decoded(body, "mp3", rate, channels).samples.shape[1] + DELAY_SAMPLES
 
 

@@ -1,7 +1,7 @@
 """How a code is drawn (spec/moss 1.6): pure functions of logits, per-row parameters and a counter.
 
-Every row has its own parameters, and how it is computed depends on these and on its own logits alone, so its result is
-the same, bit for bit, whatever else is in the batch. This is the plain twin of the sampling kernel.
+Every row has its own parameters and nothing branches on their values, so the result for a row is the same, bit for bit,
+whatever else is in the batch. This is the plain twin of the sampling kernel, and of `host_sampling.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from hocket.models.host_sampling import HostRules, draw_on_host
 
 _WORD = 0xFFFFFFFF
 #: Multipliers and key increments of Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as
@@ -28,12 +31,6 @@ _WEIGHT_SCALE = 2.0**32
 _OFF = 2**62
 
 
-#: A draw looks at this many best codes, not at all of them, where a row keeps at most half of them. The other half is
-#: room for ties with the last one kept.
-_CANDIDATES = 128
-_MAX_FEW = _CANDIDATES // 2
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawRules:
     """What the draws of B rows share, whatever the logits: made once a batch, used for every code of every frame."""
@@ -46,8 +43,8 @@ class DrawRules:
     top_k_B1: Tensor
     #: float32 [B, 1]
     penalty_B1: Tensor
-    #: bool [B]: the row keeps few codes (`_MAX_FEW`), ties aside. None: no row does, or the host cannot know.
-    is_few_B: Tensor | None
+    #: The same on a CPU.
+    host: HostRules | None
 
     @classmethod
     def of(cls, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, repetition_penalty_B: Tensor) -> DrawRules:
@@ -57,22 +54,22 @@ class DrawRules:
         """
         is_sampled_B = temperature_B > 0
         top_p_B = torch.where((top_p_B > 0) & (top_p_B < 1), top_p_B, math.inf)
-        top_k_B = torch.where(is_sampled_B, torch.where(top_k_B > 0, top_k_B, _OFF), 1)
-        # Reading a CPU's memory is no wait; a CUDA device would have to be waited for.
-        is_few_B = top_k_B <= _MAX_FEW if top_k_B.device.type == "cpu" else None
-        return cls(
-            temperature_B1=torch.where(is_sampled_B, temperature_B, 1.0).unsqueeze(1),
-            top_p_B1=torch.where(is_sampled_B, top_p_B, 0.0).unsqueeze(1),
-            top_k_B1=top_k_B.unsqueeze(1),
-            penalty_B1=repetition_penalty_B.unsqueeze(1),
-            is_few_B=is_few_B if is_few_B is not None and bool(is_few_B.any()) else None,
-        )
-
-    def rows(self, rows: Tensor) -> DrawRules:
-        """Those of some rows, int64 or bool, to be drawn from all codes."""
-        return DrawRules(
-            self.temperature_B1[rows], self.top_p_B1[rows], self.top_k_B1[rows], self.penalty_B1[rows], None
-        )
+        top_k_B = torch.where(top_k_B > 0, top_k_B, _OFF)
+        temperature_B1 = torch.where(is_sampled_B, temperature_B, 1.0).unsqueeze(1)
+        top_p_B1 = torch.where(is_sampled_B, top_p_B, 0.0).unsqueeze(1)
+        top_k_B1 = torch.where(is_sampled_B, top_k_B, 1).unsqueeze(1)
+        penalty_B1 = repetition_penalty_B.unsqueeze(1)
+        host = None
+        if temperature_B.device.type == "cpu":
+            host = HostRules(
+                temperature_B1=temperature_B1.double().numpy(),
+                top_p_B1=top_p_B1.double().numpy(),
+                top_k_B=top_k_B1[:, 0].numpy(),
+                penalty_B1=penalty_B1.numpy(),
+                rows_B1=np.arange(len(temperature_B1))[:, None],
+                largest_top_k=int(top_k_B1.max()),
+            )
+        return cls(temperature_B1, top_p_B1, top_k_B1, penalty_B1, host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,20 +168,12 @@ def probabilities(logits_BV: Tensor, rules: DrawRules, seen_BV: Tensor | None) -
     A NaN logit counts as -inf: never drawn. +inf takes all the mass. A row without any finite or +inf logit is
     uniform: this function cannot raise without waiting for the device, and a code must stay in range whatever comes.
     """
-    return _cut(_scores(logits_BV, rules, seen_BV), rules)
-
-
-def _scores(logits_BV: Tensor, rules: DrawRules, seen_BV: Tensor | None) -> Tensor:
-    """Penalised float32 logits, all finite."""
     scores_BV = logits_BV.to(torch.float32)
     if seen_BV is not None:
         penalised_BV = torch.where(scores_BV < 0, scores_BV * rules.penalty_B1, scores_BV / rules.penalty_B1)
         scores_BV = torch.where(seen_BV, penalised_BV, scores_BV)
-    return torch.nan_to_num(scores_BV, nan=torch.finfo(torch.float32).min)
+    scores_BV = torch.nan_to_num(scores_BV, nan=torch.finfo(torch.float32).min)
 
-
-def _cut(scores_BV: Tensor, rules: DrawRules) -> Tensor:
-    """Probabilities [B, V] of finite scores, top-k and top-p applied."""
     sorted_BV, order_BV = torch.sort(scores_BV, dim=1, descending=True, stable=True)
     kth_B1 = sorted_BV.gather(1, rules.top_k_B1.clamp(max=scores_BV.shape[1]) - 1)
     # Relative to the best score, so that no temperature, however small, overflows. Division keeps the order.
@@ -202,29 +191,14 @@ def draw(logits_BV: Tensor, u_B: Tensor, rules: DrawRules, seen_BV: Tensor | Non
     one Philox word, where the Gumbel trick takes V; and it depends on the probabilities alone, not on how the
     thresholds were found or the codes sorted. Codes of probability 0 (or under 2**-32) are never drawn, for any u.
 
-    Where few codes can stay, the others are left out first: sorting all of them is most of a draw's time on a CPU.
-    Whether they can is a matter of the row's own parameters and logits.
+    `probabilities` and this are one distribution, to float32's precision; on a CPU it is computed in NumPy.
     """
-    scores_BV = _scores(logits_BV, rules, seen_BV)
-    if rules.is_few_B is None or scores_BV.shape[1] <= _CANDIDATES:
-        return _invert(_cut(scores_BV, rules), u_B)
-    best_BC, code_BC = scores_BV.topk(_CANDIDATES, 1)
-    kth_B1 = best_BC.gather(1, rules.top_k_B1.clamp(max=_CANDIDATES) - 1)
-    # Where the last candidate equals the k-th best, further codes may tie with it.
-    is_complete_B = rules.is_few_B & (best_BC[:, -1] < kth_B1[:, 0])
-    code_BC, order_BC = code_BC.sort(1)
-    chosen_B = _invert(_cut(best_BC.gather(1, order_BC), rules), u_B)
-    code_B = code_BC.gather(1, chosen_B.unsqueeze(1)).squeeze(1)
-    if not is_complete_B.all():
-        rest_B = ~is_complete_B
-        code_B[rest_B] = _invert(_cut(scores_BV[rest_B], rules.rows(rest_B)), u_B[rest_B])
-    return code_B
-
-
-def _invert(probs_BV: Tensor, u_B: Tensor) -> Tensor:
-    """int64 [B]: indices at which the cumulative probability exceeds `u_B`."""
+    if rules.host is not None:
+        logits, seen = logits_BV.detach().float().numpy(), None if seen_BV is None else seen_BV.numpy()
+        return torch.from_numpy(draw_on_host(logits, u_B.numpy(), _UNIFORM_BITS, rules.host, seen))
     # In integers a sum is exact, on any device and in any order: a code of weight 0 adds no step to it and the last
     # target is under the total, neither of which a float sum ensures. total * 2**24 stays under 2**57.
+    probs_BV = probabilities(logits_BV, rules, seen_BV)
     cumulative_BV = (probs_BV * _WEIGHT_SCALE).to(torch.int64).cumsum(1)
     u_fixed_B = (u_B * 2.0**_UNIFORM_BITS).to(torch.int64)
     target_B = (u_fixed_B * cumulative_BV[:, -1]) >> _UNIFORM_BITS

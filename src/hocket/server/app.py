@@ -126,7 +126,7 @@ async def health(request: Request) -> JSONResponse:
 
 
 @router.get("/health/live")
-async def health_live() -> JSONResponse:
+async def health_live(_: Request) -> JSONResponse:
     """200 while this process answers."""
     return JSONResponse({"live": True})
 

@@ -251,8 +251,9 @@ class _ContainerWriter:
     def close(self) -> bytes:
         packets, frame_samples = self._stream.encode(None), self._stream.codec_context.frame_size
         if self._is_mp3 and self._samples:
-            # LAME may end with a frame of nothing but padding, which would be played.
-            frames = -(-(self._samples + DELAY_SAMPLES) // frame_samples)
+            # LAME may end with a frame of nothing but padding, which would be played. (Of one frame alone, FFmpeg would
+            # not say that it is mp3.)
+            frames = max(2, -(-(self._samples + DELAY_SAMPLES) // frame_samples))
             packets = packets[: frames - self._packets]
         self._mux(packets)
         self._container.close()
@@ -260,7 +261,7 @@ class _ContainerWriter:
             self.added_samples = self._packets * frame_samples - self._samples
         return self._take()
 
-    def _mux(self, packets: list[av.Packet]) -> None:
+    def _mux(self, packets: list[av.Packet[av.AudioStream]]) -> None:
         self._packets += len(packets)
         self._container.mux(packets)
 
