@@ -23,14 +23,17 @@ class LossWeights(StrictModel):
 
 
 class StartConfig(StrictModel):
-    """What is different for a codec that starts from a checkpoint."""
+    """The second stage, which starts from a checkpoint: what is different."""
 
+    batch: int
+    total_minutes: float
     generator_lr: float
+    #: More than 1: the discriminators never join.
     adversarial_from: float
 
 
-class FrozenConfig(StrictModel):
-    """What is different where the decoder alone learns."""
+class FrozenConfig(StartConfig):
+    """The third stage, where the decoder alone learns: what is different."""
 
     level_dropout: float
 
@@ -96,10 +99,11 @@ class Recipe(StrictModel):
         total_minutes: float | None = None,
     ) -> Recipe:
         """The recipe of a run of that kind, with these numbers instead of its own."""
-        changes: dict[str, Any] = {"batch": batch, "total_minutes": total_minutes}
-        changes = {key: value for key, value in changes.items() if value is not None}
-        if started:
-            changes |= self.train.start.model_dump()
+        changes: dict[str, Any] = {}
         if frozen_encoder:
-            changes |= self.train.frozen.model_dump()
+            changes = self.train.frozen.model_dump()
+        elif started:
+            changes = self.train.start.model_dump()
+        changes |= {} if batch is None else {"batch": batch}
+        changes |= {} if total_minutes is None else {"total_minutes": total_minutes}
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -318,3 +319,48 @@ def test_sigterm_lets_a_long_text_finish_all_its_pieces(tmp_path: Path, babble: 
         assert refused.status_code == 503
         assert length == len(whole) > 0
         assert process.wait(30) == 0
+
+
+def test_two_engines_behind_one_front_end(tmp_path: Path) -> None:
+    engines = ("engine.rows=2", "engine.max_context_rows=1024", "engine.strict=true")
+    settings = ("--workers=2", *(f"--set={setting}" for setting in engines))
+    fields = {"input": TEXT, "response_format": "pcm", "seed": SEED, "min_new_tokens": 40, "max_new_tokens": 40}
+    headers = {"authorization": f"Bearer {KEY}"}
+    with hocket_serve(tmp_path, *settings) as (address, process), httpx.Client(base_url=address, timeout=120) as http:
+
+        def speak() -> httpx.Response:
+            return httpx.post(f"{address}/v1/audio/speech", json=fields, headers=headers, timeout=120)
+
+        def workers(name: str) -> list[Any]:
+            return [worker[name] for worker in http.get("/health").json()["workers"]]
+
+        assert http.get("/health").json()["rows"] == 4
+        with ThreadPoolExecutor(4) as threads:
+            speaking = [threads.submit(speak) for _ in range(4)]
+            wait_until(lambda: workers("open_requests") == [2, 2], 30)
+            bodies = {answer.result().content for answer in speaking}
+            assert len(bodies) == 1, "the same seed is another speech in the other engine"
+            page = http.get("/metrics").text
+            assert {f'hocket_engine{{name="ready",worker="{i}"}} 1.0' for i in range(2)} <= set(page.splitlines())
+
+            # One dies: its two requests fail, the other two do not notice, and service goes on.
+            victim = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+            failed = [threads.submit(failing, speak) for _ in range(4)]
+            wait_until(lambda: workers("open_requests") == [2, 2], 30)
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: "down" in workers("status"), 30)
+            health = http.get("/health")
+            assert (health.status_code, health.json()["rows"]) == (200, 2)
+            assert sorted(answer.result() for answer in failed) == [False, False, True, True]
+            assert speak().content in bodies
+        wait_until(lambda: workers("status") == ["ready", "ready"], 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def failing(speak: Callable[[], httpx.Response]) -> bool:
+    """Whether the answer is no complete 200."""
+    try:
+        return speak().status_code != 200
+    except httpx.RemoteProtocolError:
+        return True

@@ -19,7 +19,7 @@ from training.data import SpeechBank, complete_lines
 from training.encode_data import unpack_codes
 from training.export import MODEL_FILE, export_codec, load_codec
 from training.graph import Captured, new_pool
-from training.recipe import Recipe
+from training.recipe import CONFIG, Recipe
 from training.smoke import smoke
 from training.teacher import FRAME_SAMPLES
 from training.train_codec import train
@@ -81,15 +81,34 @@ def test_a_run_starts_from_an_exported_codec(recipe: Recipe, bank: SpeechBank, c
         assert torch.equal(trainer.ema.state_dict()[name], value)
     torch.testing.assert_close(trainer.codebooks.sums[1], exported.quantizer.levels[1].codebook)
 
-    # Adversarial from the first step, and gently: at first the discriminators learn alone.
+    # The whole codec learns, and the discriminators never join.
+    assert all(math.isfinite(value) for row in _steps(trainer, 3) for value in row.values())
+    name = "encoder.1.layers.0.ffn_in.weight"
+    assert not torch.equal(trainer.codec.state_dict()[name], exported.state_dict()[name])
+    trainer.seconds = 60 * trainer.config.total_minutes
+    assert (trainer.progress, trainer.phase) == (1.0, "reconstruct")
+
+
+def test_discriminators_join_gently(recipe: Recipe, bank: SpeechBank, checkpoint: Path) -> None:
+    trainer = CodecTrainer(recipe.adapted(started=True, frozen_encoder=True), CPU, bank, frozen_encoder=True)
+    trainer.start_from(checkpoint)
     alone = _steps(trainer, recipe.train.adversarial_ramp_steps)
     assert {"discriminator", "adversarial", "features"} <= alone[0].keys()
     assert trainer.dials.ramp == 0
     rising = _steps(trainer, recipe.train.adversarial_ramp_steps)
     assert 0 < trainer.dials.ramp < 1
     assert all(math.isfinite(value) for row in alone + rising for value in row.values())
-    name = "encoder.1.layers.0.ffn_in.weight"
-    assert not torch.equal(trainer.codec.state_dict()[name], exported.state_dict()[name])
+
+
+def test_what_is_given_goes_before_what_a_stage_has() -> None:
+    recipe = Recipe.load(CONFIG)
+    stages = {"start": recipe.adapted(started=True), "frozen": recipe.adapted(started=True, frozen_encoder=True)}
+    assert recipe.adapted() == recipe
+    for name, adapted in stages.items():
+        wanted = getattr(recipe.train, name).model_dump()
+        assert adapted.train.model_dump(include=set(wanted)) == wanted
+    given = recipe.adapted(started=True, frozen_encoder=True, batch=3, total_minutes=0.5).train
+    assert (given.batch, given.total_minutes, given.level_dropout) == (3, 0.5, recipe.train.frozen.level_dropout)
 
 
 def test_a_checkpoint_of_another_shape_is_refused(recipe: Recipe, bank: SpeechBank, checkpoint: Path) -> None:

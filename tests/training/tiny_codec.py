@@ -35,6 +35,8 @@ def tiny_recipe() -> Recipe:
         "batch": 6, "segment_frames": 6, "adversarial_frames": 2, "validation_seconds": 4.0, "validation_segments": 6,
         "generator_lr": 2e-3, "warmup_steps": 5, "adversarial_ramp_steps": 5, "log_every": 5, "revive_every": 5,
     }  # fmt: skip
+    for stage_of_training in ("start", "frozen"):
+        raw["train"][stage_of_training]["batch"] = 6
     raw["discriminator"] = {"periods": [3], "period_channels": [8, 8], "ffts": [256], "spectral_channels": [4, 4]}
     return Recipe.model_validate_json(json.dumps(raw))
 

@@ -10,7 +10,7 @@ from hocket.bench.dataset import Item, data_uri
 from hocket.bench.dialects import SPEECH_PATH, Delivery
 from hocket.bench.faults import AnswerError
 from hocket.bench.listening import Heard, hear
-from hocket.bench.wire import Answer, ask
+from hocket.bench.wire import Answer, ask, bearer
 from hocket.bench.wishes import Wishes
 from hocket.errors import HocketError
 
@@ -46,8 +46,7 @@ class Asker:
     async def send(self, body: bytes) -> Answer:
         """One request."""
         headers = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "hocket-bench"}
-        if self._wishes.api_key is not None:
-            headers["Authorization"] = f"Bearer {self._wishes.api_key}"
+        headers |= bearer(self._wishes.api_key)
         return await ask(self._wishes.target, "POST", SPEECH_PATH, headers, body, self._wishes.timeout_seconds)
 
     async def ask(self, index: int, body: bytes) -> Answer:

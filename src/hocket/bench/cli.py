@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.bench import options as take
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, HocketError
 
 if TYPE_CHECKING:
     from hocket.bench.conditions import Condition
@@ -79,11 +79,14 @@ def serve(
     from hocket.bench.report import print_report, write_json, write_page
     from hocket.bench.session import bench_serve
     from hocket.bench.similarity import load_speaker_model
+    from hocket.bench.summary import figure_names
     from hocket.bench.transcribe import load_recogniser
     from hocket.bench.wishes import Wishes
     from hocket.files import check_replaceable
 
     conditions = [Condition.parse(text) for text in fail_if or []]
+    for condition in conditions:
+        condition.check_known(figure_names())
     asked = take.request_fields(
         base_url=base_url,
         dialect=dialect,
@@ -103,6 +106,11 @@ def serve(
         if output is not None:
             check_replaceable(output)
     kept_beside = html or json_path
+    audio_folder = None if kept_beside is None else kept_beside.with_name(f"{kept_beside.stem}_audio")
+    if json_path is not None and html is not None and json_path.resolve() == html.resolve():
+        raise ConfigError("--json and --html name the same file; give two", param="html")
+    if audio_folder is not None and audio_folder.exists() and not audio_folder.is_dir():
+        raise ConfigError(f"{str(audio_folder)!r} is no folder; audio is kept there, so name the report otherwise")
     wishes = Wishes(
         **asked,
         loads=_loads(clients, rate, ramp, requests, arrivals),
@@ -128,7 +136,7 @@ def serve(
         speaker_model=load_speaker_model(speaker_model) if similarity else None,
         min_similarity=min_similarity,
         keep_audio=keep_audio,
-        audio_folder=None if kept_beside is None else kept_beside.with_name(f"{kept_beside.stem}_audio"),
+        audio_folder=audio_folder,
     )
     report = bench_serve(wishes)
     if json_path is not None:
@@ -136,6 +144,8 @@ def serve(
     if html is not None:
         write_page(html, report)
     print_report(report, Console())
+    if report["unjudged"]:
+        raise HocketError(report["unjudged"])
     _leave_by(conditions, report["stages"])
 
 
@@ -171,7 +181,11 @@ def compare(
     }
     known = {key for found in stages.values() for key in found}
     for condition in conditions:
-        condition.check_known(known)
+        if condition.figure not in known:
+            raise ConfigError(
+                f"--fail-if: no ratio of {condition.figure!r} here; there is {', '.join(sorted(known))}",
+                param="fail_if",
+            )
     _leave(
         f"{name}: {condition}, it is {figures[condition.figure][0]:.3f}"
         for name, figures in changed.items()
@@ -324,7 +338,7 @@ def _loads(
     """The stages. Raises ConfigError when they contradict each other."""
     from hocket.bench.load import parse_arrivals, parse_ramp
 
-    given = [text for text in (clients and str(clients), rate and f"{rate}/s", ramp) if text]
+    given = [text for text in (clients and str(clients), rate and f"{rate}/s", ramp) if text is not None]
     if len(given) > 1:
         raise ConfigError("give one of --clients, --rate and --ramp")
     return parse_ramp(given[0] if given else "1", requests, parse_arrivals(arrivals))
@@ -332,7 +346,6 @@ def _loads(
 
 def _leave_by(conditions: Sequence[Condition], stages: Sequence[Mapping[str, Any]]) -> None:
     """Exit with 1 when a condition holds in a stage, or when no answer at all was good."""
-    known = {name for stage in stages for name in stage["figures"]}
     failed = []
     for stage in stages:
         figures = stage["figures"]
@@ -340,8 +353,10 @@ def _leave_by(conditions: Sequence[Condition], stages: Sequence[Mapping[str, Any
             failed.append(f"{stage['name']}: no answer was good")
             continue
         for condition in conditions:
-            condition.check_known(known)
-            value = figures.get(condition.figure, [0.0])[0]
+            if condition.figure not in figures and not condition.figure.startswith("fault_"):
+                failed.append(f"{stage['name']}: {condition}, but nothing measured it")
+                continue
+            value = figures.get(condition.figure, [0.0])[0]  # faults that never occurred count 0
             if condition.holds(value):
                 failed.append(f"{stage['name']}: {condition}, it is {value:g}")
     _leave(failed)

@@ -16,6 +16,7 @@ from hocket.errors import ConfigError
 _INTERVAL = (2.5, 97.5)
 #: Compared when both reports have them.
 _FIGURES = (
+    "success_rate",
     "audio_s_per_s",
     "requests_per_s",
     "ttfa_mean_ms",
@@ -43,7 +44,15 @@ _CONDITIONS = {
     ("wishes", "delivery"): "delivery",
     ("wishes", "format"): "format",
     ("wishes", "dialect"): "dialect",
+    ("wishes", "model"): "model",
+    ("wishes", "extra"): "fields of the requests",
+    ("wishes", "limits"): "limits",
+    ("wishes", "recogniser"): "recogniser",
+    ("wishes", "max_cer"): "--max-cer",
+    ("wishes", "speaker_model"): "speaker model",
+    ("wishes", "min_similarity"): "--min-similarity",
     ("seeds", "order_and_arrivals"): "seed",
+    ("seeds", "requests"): "seed of the requests",
 }
 
 
@@ -59,7 +68,17 @@ class Ratio(NamedTuple):
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
-    """By stage, then by figure. Stages are matched by their load. Raises ConfigError when none matches."""
+    """By stage, then by figure. Stages are matched by their load.
+
+    Raises ConfigError when none matches, and for reports that are not whole.
+    """
+    try:
+        return _compare(a, b)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ConfigError(f"one of the reports is not as --json wrote it ({type(error).__name__}: {error})") from None
+
+
+def _compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
     stages_b = {stage["name"]: stage for stage in b["stages"]}
     matched = [(stage, stages_b[stage["name"]]) for stage in a["stages"] if stage["name"] in stages_b]
     if not matched:
@@ -72,7 +91,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """What else than the server changed."""
     found = []
     for (section, key), label in _CONDITIONS.items():
-        left, right = a[section].get(key), b[section].get(key)
+        left, right = (report.get(section, {}).get(key) for report in (a, b))
         if left != right:
             found.append(f"{label}: {left} against {right}")
     texts = [

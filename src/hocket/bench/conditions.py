@@ -8,9 +8,11 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from hocket.bench.faults import FAULTS
 from hocket.errors import ConfigError
 
 _FORM = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(<=|>=|<|>)\s*([0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?)\s*")
+_STATUS = re.compile(r"status_\d{3}")
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -42,8 +44,9 @@ class Condition:
         return _OPERATORS[self.comparison](value, self.number)
 
     def check_known(self, known: Collection[str]) -> None:
-        """Raise ConfigError unless the figure is one of `known`. Faults that never occurred count 0."""
-        if self.figure in known or self.figure.startswith("fault_"):
+        """Raise ConfigError unless the figure is one of `known` or counts a fault that can occur."""
+        kind = self.figure.removeprefix("fault_")
+        if self.figure in known or (kind != self.figure and (kind in FAULTS or _STATUS.fullmatch(kind))):
             return
         near = difflib.get_close_matches(self.figure, known, 3) or sorted(known)[:12]
         raise ConfigError(f"--fail-if: there is no figure {self.figure!r} here; there is {', '.join(near)}")

@@ -119,7 +119,7 @@ def _seed_tts(path: Path) -> list[Item]:
     file = path / "meta.lst" if path.is_dir() else path
     language = {"en": "English", "zh": "Chinese"}.get(file.resolve().parent.name)
     items = []
-    for number, line in enumerate(_lines(file), start=1):
+    for number, line in _lines(file):
         fields = line.split("|")
         if len(fields) not in (4, 5):
             raise ConfigError(f"{file}, line {number}: {len(fields)} fields; want id|reference text|reference|text")
@@ -132,7 +132,7 @@ def _seed_tts(path: Path) -> list[Item]:
 
 def _jsonl(path: Path) -> list[Item]:
     items = []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in _lines(path):
         try:
             fields = _Line.model_validate_json(line)
         except ValidationError as error:
@@ -152,14 +152,18 @@ def _jsonl(path: Path) -> list[Item]:
     return _not_empty(items, path)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines that hold something, with their numbers."""
+    if "\0" in str(path):
+        raise ConfigError("the path has a NUL in it", param="dataset")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}", param="dataset") from error
     except UnicodeDecodeError:
         raise ConfigError(f"{str(path)!r} is not UTF-8; convert it first", param="dataset") from None
-    return [line for line in text.splitlines() if line.strip()]
+    # Not splitlines: U+2028 and its like stand inside of texts.
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _inside(file: Path, name: str, number: int) -> Path:
@@ -167,10 +171,14 @@ def _inside(file: Path, name: str, number: int) -> Path:
     the list's own folder.
     """
     folder = file.resolve().parent
-    found = (folder / name).resolve()
+    try:
+        found = (folder / name).resolve()
+        is_there = found.is_file()
+    except (OSError, ValueError):  # too long, or a NUL
+        raise ConfigError(f"{file}, line {number}: the recording has a name that no file can have") from None
     if not found.is_relative_to(folder):
         raise ConfigError(f"{file}, line {number}: the recording {name!r} lies outside of the list's folder")
-    if not found.is_file():
+    if not is_there:
         raise ConfigError(f"{file}, line {number}: the recording {name!r} is not there")
     return found
 

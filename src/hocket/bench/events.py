@@ -6,7 +6,6 @@ OpenAI, vLLM-Omni and Hocket send `speech.audio.*`, SGLang-Omni `audio.speech.ch
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 import struct
@@ -15,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.bench.faults import AnswerError, Fault
+from hocket.bench.faults import AnswerError, Fault, one_line
 
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _PCM_TAG = 1
+#: Numbers from here up (seeds may have 64 bits) are none.
+_MOST = 2**64
 
 
 @dataclass(slots=True)
@@ -38,45 +39,51 @@ class EventAudio:
 def read_events(body: bytes, arrivals: Sequence[tuple[float, int]]) -> EventAudio:
     """Raises AnswerError for an error event and for what are no events of speech."""
     audio, pieces, size, is_done = EventAudio(), list[bytes](), 0, False
+    shapes: set[tuple[int, ...]] = set()
     ends = [end for _, end in arrivals]
-    for payload, end in _payloads(body):
+    for name, payload, end in _payloads(body):
         if payload == "[DONE]":
             is_done = True
             continue
         event = _object(payload)
-        if event.get("error"):
-            raise AnswerError("error_event", _message(event["error"]))
+        if name == "error" or event.get("error") or str(event.get("type")).endswith("error"):
+            raise AnswerError("error_event", _message(event.get("error") or event))
         piece, says = _audio_of(event)
         audio.facts |= says
         if piece.startswith(b"RIFF"):
             audio.is_wav = True
-            piece = _strip_wav(piece, audio.facts)
+            piece, shape = _strip_wav(piece)
+            audio.facts |= shape
+            shapes.add(tuple(shape.values()))
         if piece:
             pieces.append(piece)
             size += len(piece)
             audio.arrivals.append((arrivals[bisect_left(ends, end)][0], size))
         is_done = is_done or event.get("type") == "speech.audio.done" or bool(event.get("finish_reason"))
+    if len(shapes) > 1:
+        audio.faults.append(Fault("wrong_rate", f"pieces with {len(shapes)} different rates or channels in one answer"))
     if not is_done:
         audio.faults.append(Fault("unfinished", "no speech.audio.done, finish_reason or [DONE]"))
     audio.body = b"".join(pieces)
     return audio
 
 
-def _payloads(body: bytes) -> Iterator[tuple[str, int]]:
-    """The data of each event, and the bytes of the body up to its end."""
+def _payloads(body: bytes) -> Iterator[tuple[str, str, int]]:
+    """Name ("" where it has none) and data of each event, and the bytes of the body up to its end."""
     start = 0
     for match in _BLANK_LINE.finditer(body):
         lines = body[start : match.start()].decode("utf-8", "replace").splitlines()
         data = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
+        names = [line.removeprefix("event:").strip() for line in lines if line.startswith("event:")]
         start = match.end()
         if data:
-            yield "\n".join(data), match.end()
+            yield "".join(names[-1:]), "\n".join(data), match.end()
 
 
 def _object(payload: str) -> dict[str, Any]:
     try:
         event = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AnswerError("not_audio", "an event is not JSON") from None
     if not isinstance(event, dict):
         raise AnswerError("not_audio", "an event is not a JSON object")
@@ -90,17 +97,25 @@ def _audio_of(event: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
     encoded = inner.get("data") if isinstance(inner, dict) else inner
     names = {"audio_seconds": "seconds"}
     kept = ("sample_rate", "channels", "audio_seconds", "finish_reason", "seed", "request_id")
-    says = {names.get(name, name): fields[name] for name in kept if fields.get(name) is not None}
+    says = {names.get(name, name): fields[name] for name in kept if _is_fact(fields.get(name))}
     if not isinstance(encoded, str):
         return b"", says
     try:
         return base64.b64decode(encoded, validate=True), says
-    except binascii.Error:
+    except ValueError:  # binascii.Error, and what is not even ASCII
         raise AnswerError("not_audio", "an event's audio is not base64") from None
 
 
-def _strip_wav(piece: bytes, facts: dict[str, Any]) -> bytes:
-    """The samples of a WAV file (or of its beginning); its rate and channels go into `facts`."""
+def _is_fact(value: object) -> bool:
+    """Whether a report can hold it: a number that is one, or a short word."""
+    if isinstance(value, str):
+        return one_line(value) == value
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+
+
+def _strip_wav(piece: bytes) -> tuple[bytes, dict[str, int]]:
+    """The samples of a WAV file (or of its beginning), its rate and channels."""
+    shape: dict[str, int] = {}
     at = 12
     while at + 8 <= len(piece):
         tag, size = piece[at : at + 4], int.from_bytes(piece[at + 4 : at + 8], "little")
@@ -108,13 +123,13 @@ def _strip_wav(piece: bytes, facts: dict[str, Any]) -> bytes:
             kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", piece, at + 8)
             if (kind, bits) != (_PCM_TAG, 16):
                 raise AnswerError("not_audio", f"a WAV piece of kind {kind} with {bits} bits; 16-bit PCM is read")
-            facts |= {"sample_rate": rate, "channels": channels}
+            shape = {"sample_rate": rate, "channels": channels}
         if tag == b"data":
-            return piece[at + 8 : at + 8 + size]
+            return piece[at + 8 : at + 8 + size], shape
         at += 8 + size + size % 2
     raise AnswerError("not_audio", "a WAV piece without samples")
 
 
 def _message(error: object) -> str:
     text = error.get("message") if isinstance(error, dict) else error
-    return str(text)[:200]
+    return str(text)

@@ -10,6 +10,7 @@ FAULTS = {
     "timeout": "not complete in time",
     "http": "not HTTP/1.1 as it should be",
     "status": "an HTTP status other than 200",
+    "too_big": "more bytes than any speech has",
     "incomplete": "the connection ended before the answer did",
     "error_event": "an error event inside the stream",
     "unfinished": "the events ended without the one that says so",
@@ -36,6 +37,14 @@ FAULTS = {
 SLOW = frozenset({"stalled"})
 
 
+def one_line(text: str, most: int = 200) -> str:
+    """What a server says, safe to print and to write: no control characters, no lone surrogates, at most `most`."""
+    shown = "".join(
+        character if character.isprintable() else "\ufffd" for character in " ".join(text[: 20 * most].split())
+    )
+    return shown[:most]
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is wrong with one answer."""
@@ -45,6 +54,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         assert self.kind in FAULTS or self.kind.startswith("status_"), self.kind
+        object.__setattr__(self, "detail", one_line(self.detail))
 
 
 class AnswerError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -38,8 +39,8 @@ def listen_to_all(wishes: Wishes, asker: Asker, outcomes: Sequence[Outcome], ans
             note_words(outcome, wishes.recogniser.words(mono_S, outcome.item.language), wishes.max_cer)
         if wishes.speaker_model is not None and outcome.item.reference is not None:
             alike = similarity(wishes.speaker_model.embed(mono_S), reference(outcome.item.reference))
-            outcome.similarity = alike
-            if wishes.min_similarity is not None and alike < wishes.min_similarity:
+            outcome.similarity = alike if math.isfinite(alike) else None
+            if wishes.min_similarity is not None and not alike >= wishes.min_similarity:  # not a number is too little
                 outcome.faults.append(Fault("wrong_voice", f"{alike:.2f} alike, at least {wishes.min_similarity:g}"))
 
     workers = 1 if wishes.recogniser is None else wishes.recogniser.workers

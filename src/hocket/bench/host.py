@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("hocket", "torch", "triton", "numpy", "av", "h11", "uvloop", "faster-whisper", "whisper-normalizer")
+#: A shorter one is a word such as EMPTY, which a server that wants no key is given.
+_SHORTEST_KEY = 8
 #: Options whose values are secret.
 _SECRET_OPTIONS = ("--api-key", "--recogniser-api-key")
 
@@ -49,6 +51,17 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
         shown.append("***" if hide_next else f"{name}=***" if is_secret else argument)
         hide_next = argument in _SECRET_OPTIONS and not hide_next
     return shlex.join(shown)
+
+
+def without_key(document: Any, api_key: str | None) -> Any:
+    """`document`, a piece of JSON, in which nothing that a server said repeats the key."""
+    if api_key is None or len(api_key) < _SHORTEST_KEY:
+        return document
+    if isinstance(document, dict):
+        return {name: without_key(value, api_key) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [without_key(value, api_key) for value in document]
+    return document.replace(api_key, "***") if isinstance(document, str) else document
 
 
 def now() -> str:

@@ -22,7 +22,7 @@ from hocket.bench.asker import Asker
 from hocket.bench.faults import AnswerError
 from hocket.bench.floor import own_load
 from hocket.bench.hearing import embed_file
-from hocket.bench.host import command_line, host_facts, now
+from hocket.bench.host import command_line, host_facts, now, without_key
 from hocket.bench.load import Load, StageRun, run_stage
 from hocket.bench.optional import need
 from hocket.bench.session import server_facts
@@ -86,7 +86,8 @@ async def _isolation(wishes: Wishes, by: By, folder: Path) -> dict[str, Any]:
     rows = _rows(wishes, likeness, heard, texts)
     if wishes.speaker_model is not None:
         await asyncio.to_thread(_match_voices, wishes, audio, rows)
-    return _report(wishes, by, run, rows)
+    server = await server_facts(wishes.target, wishes.api_key)
+    return without_key(_report(wishes, by, run, rows, server), wishes.api_key)
 
 
 def _rows(
@@ -239,7 +240,9 @@ def _match_voices(wishes: Wishes, audio: Sequence[NDArray[np.float32] | None], r
             row["voice_verdict"] = "other"
 
 
-def _report(wishes: Wishes, by: By, run: StageRun, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(
+    wishes: Wishes, by: By, run: StageRun, rows: list[dict[str, Any]], server: dict[str, Any]
+) -> dict[str, Any]:
     counts: dict[str, int] = {}
     for row in rows:
         counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
@@ -251,7 +254,7 @@ def _report(wishes: Wishes, by: By, run: StageRun, rows: list[dict[str, Any]]) -
         "date": now(),
         "command": command_line(),
         "host": host_facts(),
-        "server": server_facts(wishes.target, wishes.api_key),
+        "server": server,
         "wishes": wishes.as_json(),
         "by": by,
         "requests": len(rows),

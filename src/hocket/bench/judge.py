@@ -224,10 +224,12 @@ def _samples(outcome: Outcome, heard: Heard, limits: Limits) -> None:
         outcome.faults.append(Fault("silent", f"{heard.seconds:.2f} s below {limits.silence_db:g} dB"))
         return
     first = int(audible.argmax())
-    outcome.leading_silence_ms = 1e3 * first * _WINDOW_SECONDS
-    outcome.ttfa_ms = next(at for at, seconds in outcome.marks if seconds > first * _WINDOW_SECONDS)
+    # A window is a whole number of samples, so not always quite 10 ms.
+    window_seconds = max(1, round(heard.sample_rate * _WINDOW_SECONDS)) / heard.sample_rate
+    outcome.leading_silence_ms = 1e3 * first * window_seconds
+    outcome.ttfa_ms = next(at for at, seconds in outcome.marks if seconds > first * window_seconds)
     edges = np.flatnonzero(np.concatenate(([True], audible, [True])))
-    longest = float((np.diff(edges) - 1).max() * _WINDOW_SECONDS)
+    longest = float((np.diff(edges) - 1).max() * window_seconds)
     outcome.longest_silence_ms = 1e3 * longest
     if longest > limits.max_silence_seconds:
         outcome.faults.append(Fault("silent", f"{longest:.2f} s of silence at a time"))

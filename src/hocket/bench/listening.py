@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio
 from hocket.bench.dialects import Delivery
 from hocket.bench.events import read_events
-from hocket.bench.faults import AnswerError, Fault
+from hocket.bench.faults import AnswerError, Fault, one_line
 from hocket.bench.wire import Answer
 from hocket.errors import AudioFileError
 
@@ -33,12 +34,21 @@ _CONTAINERS = {
     "aac": ("aac", "mov,mp4,m4a,3gp,3g2,mj2"),
 }
 #: How files begin that are no raw samples.
-_MAGIC = {b"RIFF": "wav", b"OggS": "ogg", b"fLaC": "flac", b"ID3": "mp3", b"<!doctype": "html"}
+_MAGIC = {b"RIFF": "wav", b"OggS": "ogg", b"fLaC": "flac", b"ID3": "mp3"}
+#: So many printable characters at the beginning are no samples either: an error page, JSON, events.
+_TEXT_BYTES = 40
+#: Content types under which raw samples are played as noise, or not at all.
+_FILE_TYPES = frozenset(
+    f"audio/{name}"
+    for name in ("wav", "x-wav", "wave", "vnd.wave", "mpeg", "mp3", "ogg", "opus", "webm", "flac", "aac", "mp4")
+)
 #: Sizes from here up stand in headers of streams whose length is not known.
 _WAV_UNKNOWN_SIZE = 0x7FFF0000
 _WAV_DATA_AT = 44
 #: Stated and real lengths may differ by this: frames of codecs, rounding.
 _LENGTH_TOLERANCE_SECONDS = 0.15
+#: Of a rate in a header.
+_MOST_DIGITS = 10
 
 Arrivals = list[tuple[float, int]]
 
@@ -78,8 +88,10 @@ def hear(answer: Answer, response_format: str, delivery: Delivery, raw_shape: tu
     facts, body, arrivals, kind = _header_facts(answer.headers), answer.body, answer.arrivals, response_format
     faults: list[Fault] = []
     content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type == "application/json" or (delivery == "sse") != (content_type == "text/event-stream"):
+    if _contradicts(content_type, delivery, kind):
         raise AnswerError("wrong_format", f"asked for {delivery} {kind}, got {content_type or 'no content type'}")
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise AnswerError("wrong_format", f"encoded as {answer.headers['content-encoding']}, which nobody asked for")
     if delivery == "sse":
         audio = read_events(body, arrivals)
         body, arrivals, faults = audio.body, audio.arrivals, audio.faults
@@ -101,15 +113,32 @@ def error_text(body: bytes) -> str:
         document = json.loads(body)
         error = document.get("error", document.get("detail", document))
         text = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         text = body[:1000].decode("utf-8", "replace")
-    return " ".join(str(text).split())[:200]
+    return one_line(str(text))
+
+
+def _contradicts(content_type: str, delivery: Delivery, kind: str) -> bool:
+    """Whether the content type rules out what was asked for. Players go by it."""
+    if (delivery == "sse") != (content_type == "text/event-stream"):
+        return True
+    if delivery == "sse":
+        return False
+    is_text = content_type.startswith("text/") or content_type.endswith(("/json", "+json", "/xml", "+xml"))
+    return is_text or (kind == "pcm" and content_type in _FILE_TYPES)
 
 
 def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple[int, int] | None) -> Heard:
     for magic, name in _MAGIC.items():
         if body[: len(magic)].lower() == magic.lower():
             raise AnswerError("wrong_format", f"asked for pcm, got {name}")
+    begin = body[:_TEXT_BYTES]
+    if (
+        len(begin) == _TEXT_BYTES
+        and begin.isascii()
+        and begin.decode().replace("\n", "").replace("\r", "").isprintable()
+    ):
+        raise AnswerError("wrong_format", f"asked for pcm, got text: {begin.decode()}")
     rate, channels = facts.get("sample_rate"), facts.get("channels")
     if shape is not None:
         rate, channels = rate or shape[0], channels or shape[1]
@@ -208,13 +237,15 @@ def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
     }.items():
         for key in keys:
             value = headers.get(key) or parameters.get(key)
-            if value and value.isdecimal():
+            if value and value.isdecimal() and len(value) < _MOST_DIGITS:
                 facts.setdefault(name, int(value))
     for name, key in {"finish_reason": "x-finish-reason", "seed": "x-seed", "request_id": "x-request-id"}.items():
         if key in headers:
-            facts[name] = headers[key]
+            facts[name] = one_line(headers[key])
     with contextlib.suppress(KeyError, ValueError):
-        facts["seconds"] = float(headers["x-audio-seconds"])
+        seconds = float(headers["x-audio-seconds"])
+        if math.isfinite(seconds):
+            facts["seconds"] = seconds
     return facts
 
 

@@ -64,9 +64,11 @@ def request_fields(
     """The part of `Wishes` that says what is asked for. Raises ConfigError."""
     from hocket.bench.dataset import choose, load_dataset
     from hocket.bench.dialects import find_dialect, parse_delivery
-    from hocket.bench.wire import Target
+    from hocket.bench.wire import Target, bearer
     from hocket.config import Environment
 
+    key = api_key or Environment.read().api_key
+    bearer(key)
     spoken = find_dialect(dialect)
     items = choose(
         load_dataset(dataset, path),
@@ -84,7 +86,7 @@ def request_fields(
         "delivery": way,
         "response_format": response_format,
         "extra": _json_object(body),
-        "api_key": api_key or Environment.read().api_key,
+        "api_key": key,
         "raw_shape": None if pcm[0] is None else (pcm[0], pcm[1]),
     }
 

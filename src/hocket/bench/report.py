@@ -40,24 +40,30 @@ _ROWS = (
     ("failures", "failed answers"),
 )
 _LISTED = 12
+#: Half a surrogate pair that a server sent becomes its escape, which JSON and scripts read as the same.
+_LONE = "backslashreplace"
 
 
 def write_json(path: Path, report: Report) -> None:
     """Raises AudioFileError when the file cannot be written."""
-    write_atomically(path, json.dumps(report, ensure_ascii=False, indent=1).encode())
+    write_atomically(path, json.dumps(report, ensure_ascii=False, indent=1).encode("utf-8", _LONE))
 
 
 def read_report(path: Path, kind: str) -> dict[str, Any]:
     """Raises ConfigError."""
     try:
-        report = json.loads(path.read_bytes())
+        report = json.loads(path.read_bytes(), parse_constant=_no_number)
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{str(path)!r} is not JSON; give a report that --json wrote") from None
     if not isinstance(report, dict) or report.get("hocket_bench") != 1 or report.get("kind") != kind:
         raise ConfigError(f"{str(path)!r} is not a report of `hocket bench {kind}`")
     return report
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)
 
 
 def write_page(path: Path, report: Report) -> None:
@@ -66,7 +72,7 @@ def write_page(path: Path, report: Report) -> None:
     # "</script>" and "<!--" in somebody's text must not end the script that carries it.
     data = json.dumps(report, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     data = data.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    write_atomically(path, template.replace("/*REPORT*/null", data).encode())
+    write_atomically(path, template.replace("/*REPORT*/null", data).encode("utf-8", _LONE))
 
 
 def print_report(report: Report, console: Console) -> None:

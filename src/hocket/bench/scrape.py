@@ -7,13 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from hocket.bench.wire import Target
+from hocket.bench.wire import Target, page
 
-_TIMEOUT_SECONDS = 5.0
-_HTTP_OK = 200
 #: Histograms that say when the first audio of a request was there, by the names of several servers.
 FIRST_AUDIO = (
     "hocket_first_audio_seconds",
@@ -33,12 +30,12 @@ class Scrape:
     counts: dict[str, float] = field(default_factory=dict)
 
 
-def scrape(target: Target) -> Scrape | None:
+async def scrape(target: Target) -> Scrape | None:
     """What `/metrics` says; None where there is no such page."""
+    text = await page(target, "/metrics")
     try:
-        answer = httpx.get(target.url + "/metrics", timeout=_TIMEOUT_SECONDS)
-        return _parse(answer.text) if answer.status_code == _HTTP_OK else None
-    except (httpx.HTTPError, ValueError):
+        return None if text is None else _parse(text.decode("utf-8", "replace"))
+    except (ValueError, KeyError, IndexError):  # the parser's, for text in another format
         return None
 
 

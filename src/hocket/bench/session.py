@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 import numpy as np
 import uvloop
 
@@ -17,22 +18,23 @@ from hocket.bench.asker import Asker
 from hocket.bench.faults import AnswerError
 from hocket.bench.floor import measure_floor, own_load
 from hocket.bench.hearing import keep_audio, listen_to_all
-from hocket.bench.host import command_line, host_facts, now
+from hocket.bench.host import command_line, host_facts, now, without_key
 from hocket.bench.judge import Outcome, check_probe, check_together, judge, time_outcome
 from hocket.bench.load import Asked, Load, StageRun, run_stage
 from hocket.bench.scrape import difference, first_audio, scrape
 from hocket.bench.summary import figures_of, timeline_of
-from hocket.bench.wire import Answer, Target
+from hocket.bench.wire import Answer, Target, page
 from hocket.bench.wishes import Wishes
+from hocket.errors import HocketError
 from hocket.progress import progress_bar
 
-_HTTP_OK = 200
 #: Requests of a stage whose chunk times stay in the report, for its plots.
 _KEPT_MARKS = 200
 _FLOOR_STREAMS = 64
 #: From here on the generator disturbs what it measures.
 _BUSY_CORES = 0.9
 _LATE_MS = 20.0
+_MOST_FACT_BYTES = 20_000
 _FACT_PATHS = ("/version", "/v1/models")
 
 
@@ -42,14 +44,14 @@ def bench_serve(wishes: Wishes) -> dict[str, Any]:
         TemporaryDirectory(prefix="hocket-bench-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_session(wishes, Path(folder)))
+        return without_key(runner.run(_session(wishes, Path(folder))), wishes.api_key)
 
 
 async def _session(wishes: Wishes, folder: Path) -> dict[str, Any]:
     first = Asker(wishes, folder / "first")
     streams = min(_FLOOR_STREAMS, max(load.clients or _FLOOR_STREAMS for load in wishes.loads))
     floor = await measure_floor(streams) if wishes.has_floor else None
-    server = await asyncio.to_thread(server_facts, wishes.target, wishes.api_key)
+    server = await server_facts(wishes.target, wishes.api_key)
     await first.warm_up()
     # Files say their own rate; Opus has its own, whatever went in.
     shape, problem = await first.probe() if wishes.has_probe and wishes.response_format == "pcm" else (None, "")
@@ -68,6 +70,8 @@ async def _session(wishes: Wishes, folder: Path) -> dict[str, Any]:
         "probe": None if shape is None else {"sample_rate": shape[0], "channels": shape[1]},
         "floor": floor,
         "notes": [problem] if problem else [],
+        # The first reason why words or voices were wanted and not all of them judged.
+        "unjudged": next((stage["unjudged"] for stage in stages if stage["unjudged"]), None),
         "stages": stages,
     }
 
@@ -78,27 +82,33 @@ async def _stage(
     # Written beforehand: a reference takes milliseconds to become JSON, in which no arrival would be noticed.
     count = load.requests if wishes.request_seed is not None else min(load.requests, len(wishes.items))
     bodies = [asker.body(i) for i in range(count)]
-    before = await asyncio.to_thread(scrape, wishes.target)
+    before = await scrape(wishes.target)
     with progress_bar(load.requests) as show:
         run = await run_stage(load, lambda i: asker.ask(i, bodies[i % count]), wishes.seed, show)
     await asker.written()
-    metrics = difference(before, await asyncio.to_thread(scrape, wishes.target))
-    outcomes = await asyncio.to_thread(_examine, wishes, asker, run, prefix, shape)
-    return _stage_report(load, run, outcomes, metrics, wishes.seed)
+    metrics = difference(before, await scrape(wishes.target))
+    outcomes, unjudged = await asyncio.to_thread(_examine, wishes, asker, run, prefix, shape)
+    return {**_stage_report(load, run, outcomes, metrics, wishes.seed), "unjudged": unjudged}
 
 
-def _examine(wishes: Wishes, asker: Asker, run: StageRun, prefix: str, shape: tuple[int, int] | None) -> list[Outcome]:
-    """Judge every answer, by itself and beside the others."""
+def _examine(
+    wishes: Wishes, asker: Asker, run: StageRun, prefix: str, shape: tuple[int, int] | None
+) -> tuple[list[Outcome], str | None]:
+    """Judge every answer, by itself and beside the others; and why words or voices could not be judged."""
+    unjudged = None
     answers = {one.index: one.answer for one in run.asked}
     outcomes = [judge_one(wishes, asker, one, run.began) for one in run.asked]
     check_together(outcomes, wishes.limits)
     if shape is not None:
         check_probe(outcomes, shape)
     if wishes.recogniser is not None or wishes.speaker_model is not None:
-        listen_to_all(wishes, asker, outcomes, answers)
+        try:
+            listen_to_all(wishes, asker, outcomes, answers)
+        except HocketError as error:  # what was measured is worth a report all the same
+            unjudged = str(error)
     if wishes.audio_folder is not None:
         keep_audio(wishes.audio_folder, prefix, wishes.keep_audio, asker, outcomes, answers)
-    return outcomes
+    return outcomes, unjudged
 
 
 def judge_one(wishes: Wishes, asker: Asker, one: Asked, began: float) -> Outcome:
@@ -120,17 +130,14 @@ def judge_one(wishes: Wishes, asker: Asker, one: Asked, began: float) -> Outcome
     return outcome
 
 
-def server_facts(target: Target, api_key: str | None) -> dict[str, Any]:
+async def server_facts(target: Target, api_key: str | None) -> dict[str, Any]:
     """What the server says of itself, where it does."""
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     facts: dict[str, Any] = {}
     for path in _FACT_PATHS:
-        try:
-            answer = httpx.get(target.url + path, headers=headers, timeout=5.0)
-            if answer.status_code == _HTTP_OK and len(answer.content) < 20_000:
-                facts[path] = answer.json()
-        except (httpx.HTTPError, ValueError):
-            continue
+        text = await page(target, path, api_key)
+        if text is not None and len(text) < _MOST_FACT_BYTES:
+            with contextlib.suppress(ValueError, RecursionError):
+                facts[path] = json.loads(text)
     return facts
 
 

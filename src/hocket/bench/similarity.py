@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hocket.bench.optional import need
 from hocket.bench.transcribe import RATE
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, HocketError
 
 Embedding = NDArray[np.float32]
 
@@ -65,7 +65,12 @@ class _Onnx:
         self.name = path.name
 
     def embed(self, mono_S: NDArray[np.float32]) -> Embedding:
-        return _unit(self._session.run(None, {self._input: mono_S[None]})[0])
+        try:
+            return _unit(self._session.run(None, {self._input: mono_S[None]})[0])
+        except Exception as error:  # as above
+            raise HocketError(
+                f"the speaker model {self.name} does not take float32 [1, S] ({type(error).__name__})"
+            ) from None
 
 
 def _unit(vector: Any) -> Embedding:

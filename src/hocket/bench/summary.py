@@ -45,12 +45,26 @@ _TIMES = {
 }
 _PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 #: Figures of which less is better; of the others, more.
-_MORE_IS_BETTER = ("requests_per_s", "audio_s_per_s", "underrun_free", "similarity")
+_MORE_IS_BETTER = ("success_rate", "requests_per_s", "audio_s_per_s", "underrun_free", "similarity")
 
 
 def more_is_better(name: str) -> bool:
     """Whether a larger figure of this name is good news."""
     return name.startswith(_MORE_IS_BETTER)
+
+
+def figure_names() -> set[str]:
+    """Every figure that a stage can have, beside those of the faults."""
+    statistics = {
+        f"{name}_{level}{'' if key == 'rtf' else '_ms'}"
+        for name, key in _TIMES.items()
+        for level in ("mean", *_PERCENTILES)
+    }
+    return statistics | {
+        *("underrun_free", "underrun_free_buffered", "success_rate", "wer", "cer", "similarity_mean"),
+        *("requests_per_s", "audio_s_per_s", "requests_per_s_full", "audio_s_per_s_full"),
+        *("requests", "failures", "failure_rate"),
+    }
 
 
 def draws_of(stage: Mapping[str, Any], seed: int) -> dict[str, tuple[float, Draws]]:
@@ -66,6 +80,9 @@ def draws_of(stage: Mapping[str, Any], seed: int) -> dict[str, tuple[float, Draw
         for name, key in (("underrun_free", "still_ms"), ("underrun_free_buffered", "still_buffered_ms")):
             free = np.array([request.get(key, 0.0) < _UNDERRUN_MS for request in requests], np.float64)
             figures[name] = _resampled(free, lambda batch: batch.mean(axis=1), rng)
+    if stage["requests"]:
+        right = np.array([not request["faults"] for request in stage["requests"]], np.float64)
+        figures["success_rate"] = _resampled(right, lambda batch: batch.mean(axis=1), rng)
     # Of all that was said: to leave out what failed by its words or its voice would leave out the errors.
     figures |= _error_rates(stage["requests"], rng)
     alike = [request["similarity"] for request in stage["requests"] if "similarity" in request]

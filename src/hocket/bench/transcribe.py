@@ -11,15 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.audio import FORMATS, encode_audio, resample
+from hocket.bench.faults import one_line
+from hocket.bench.host import without_key
 from hocket.bench.listening import error_text
 from hocket.bench.optional import need
-from hocket.bench.wire import Target
+from hocket.bench.wire import Target, bearer
 from hocket.bench.words import LANGUAGE_CODES
 from hocket.errors import ConfigError, HocketError
 
 RATE = 16_000
 _TIMEOUT_SECONDS = 120.0
 _HTTP_OK = 200
+_MOST_CHARACTERS = 20_000
 
 
 class Recogniser(Protocol):
@@ -89,8 +92,8 @@ class _Endpoint:
     def __init__(self, url: str, model: str, api_key: str | None) -> None:
         self._url = Target.parse(url).url + "/v1/audio/transcriptions"
         self._model = model
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._client = httpx.Client(timeout=_TIMEOUT_SECONDS, headers=headers)
+        self._api_key = api_key
+        self._client = httpx.Client(timeout=_TIMEOUT_SECONDS, headers=bearer(api_key))
         self.name = f"{model} at {Target.parse(url).url}"
 
     def words(self, mono_S: NDArray[np.float32], language: str | None) -> str:
@@ -101,8 +104,9 @@ class _Endpoint:
         try:
             answer = self._client.post(self._url, data=fields, files={"file": ("speech.wav", wav, "audio/wav")})
             text = answer.json().get("text") if answer.status_code == _HTTP_OK else None
-        except (httpx.HTTPError, ValueError, AttributeError) as error:
+        except (httpx.HTTPError, ValueError, AttributeError, RecursionError) as error:
             raise HocketError(f"the recogniser at {self._url} did not answer ({type(error).__name__})") from None
         if not isinstance(text, str):
-            raise HocketError(f"the recogniser answered {answer.status_code}: {error_text(answer.content)}")
-        return text
+            said = without_key(error_text(answer.content), self._api_key)
+            raise HocketError(f"the recogniser answered {answer.status_code}: {said}")
+        return one_line(text, _MOST_CHARACTERS)

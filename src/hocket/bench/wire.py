@@ -18,6 +18,11 @@ from hocket.errors import ConfigError
 
 #: Read from the socket at once; h11 bounds headers by it as well.
 _MAX_HEADER_BYTES = 64 * 1024
+_HTTP_OK = 200
+_PAGE_SECONDS = 5.0
+_MAX_PAGE_BYTES = 4 * 2**20
+#: A quarter of an hour of 48 kHz stereo. Answers are held in memory until they end, and some never do.
+MAX_BODY_BYTES = 192 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,14 @@ class Target:
             port = parts.port
         except ValueError:
             raise ConfigError("the address is not valid; give one such as http://127.0.0.1:8000") from None
+        if not base_url.isascii() or not base_url.isprintable() or " " in base_url:
+            raise ConfigError("write the address in ASCII and without spaces (xn--… for other letters)")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ConfigError("the address does not begin with http:// or https:// and a host", param="base_url")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ConfigError("the address has no valid name of a host", param="base_url") from None
         if parts.username is not None or parts.query or parts.fragment:
             raise ConfigError("leave user, query and fragment out of the address; keys go into HOCKET_API_KEY")
         is_tls = parts.scheme == "https"
@@ -73,15 +84,41 @@ class Answer:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     body: bytes = b""
     ended_at: float = 0.0
-    #: Why the answer is not whole: "connect", "timeout", "incomplete"; and in words.
+    #: Why the answer is not whole: "connect", "timeout", "http", "incomplete", "too_big"; and in words.
     broken: str | None = None
     detail: str = ""
 
 
-async def ask(target: Target, method: str, path: str, headers: dict[str, str], body: bytes, timeout: float) -> Answer:
-    """One request on a connection of its own. What goes wrong is in the answer, nothing is raised."""
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key. Raises ConfigError for a key that no header can carry, without repeating it."""
+    if api_key is None:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
+        raise ConfigError("the API key has characters that no header can carry; was it copied whole?", param="api_key")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+async def page(target: Target, path: str, api_key: str | None = None) -> bytes | None:
+    """The body of a small page, with an end to time and size; None where there is no such page."""
+    answer = await ask(target, "GET", path, bearer(api_key), b"", _PAGE_SECONDS, _MAX_PAGE_BYTES)
+    return answer.body if answer.broken is None and answer.status == _HTTP_OK else None
+
+
+async def ask(
+    target: Target,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes,
+    timeout: float,
+    most: int = MAX_BODY_BYTES,
+) -> Answer:
+    """One request on a connection of its own, of whose answer at most `most` bytes are taken.
+
+    What goes wrong is in the answer, nothing is raised.
+    """
     answer = Answer(asked_at=perf_counter())
-    exchange = _Exchange(answer)
+    exchange = _Exchange(answer, most)
     lines = {"Host": target.authority, "Content-Length": str(len(body)), "Connection": "close", **headers}
     request = h11.Request(method=method, target=target.prefix + path, headers=list(lines.items()))
     transport = None
@@ -108,11 +145,11 @@ async def ask(target: Target, method: str, path: str, headers: dict[str, str], b
 class _Exchange(asyncio.Protocol):
     """Feeds h11 and writes down what it says."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, most: int) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pieces: list[bytes] = []
         self._answer = answer
-        self._bytes = 0
+        self._bytes, self._most = 0, most
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADER_BYTES)
 
     def begin(self, request: h11.Request, body: bytes) -> bytes:
@@ -143,8 +180,12 @@ class _Exchange(asyncio.Protocol):
                     break
                 self._note(event, now)
         except h11.RemoteProtocolError as error:
-            kind = "incomplete" if not data else "http"
-            self._end(kind, str(error).partition("\n")[0][:200])
+            if data:
+                self._end("http", str(error).partition("\n")[0])
+            elif self._answer.status == 0:
+                self._end("incomplete", "it was closed before an answer came")
+            else:
+                self._end("incomplete", str(error).partition("\n")[0])
         if self._bytes != before:
             self._answer.arrivals.append((now, self._bytes))
 
@@ -152,6 +193,8 @@ class _Exchange(asyncio.Protocol):
         if isinstance(event, h11.Data):
             self.pieces.append(bytes(event.data))
             self._bytes += len(event.data)
+            if self._bytes > self._most:
+                self._end("too_big", f"more than {self._most} bytes")
         elif isinstance(event, h11.Response):
             self._answer.status = event.status_code
             self._answer.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}

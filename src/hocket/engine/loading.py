@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.config import EngineConfig
 from hocket.core import PLAIN_VOICES, PromptRows, ResolvedSampling, VoiceTraits
@@ -26,6 +26,7 @@ from hocket.errors import ConfigError
 from hocket.models.checkpoint import resolve_checkpoint
 from hocket.models.extras import Extras
 from hocket.models.family import Codec, LoadedTalker, PromptBuilder
+from hocket.models.layers import lay_out_for_cpu
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
 from hocket.prompt.text_front import TextFront
 from hocket.voices import ONLY_DEFAULT, Voices
@@ -123,6 +124,10 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         *(*(codec.parameters() if codec else ()), *(codec.buffers() if codec else ())),
     ]
     weight_bytes = sum(tensor.nbytes for tensor in weights)
+    if device.type == "cpu":
+        for module in (model.talker, codec):
+            if isinstance(module, nn.Module):
+                lay_out_for_cpu(module)
     if device.type == "cpu" and not config.strict:
         threads = config.cpu_threads or (1 if weight_bytes < _SMALL_WEIGHT_BYTES else torch.get_num_threads())
         torch.set_num_threads(threads)

@@ -165,11 +165,15 @@ class TalkerRunner:
         self, rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], page_table: PageTable
     ) -> Tensor:
         """Stop flags and codes int64 [B, 1 + N]."""
-        rows_B, frames_B = self._index(self._padded(rows, self._scratch_row)), self._index(self._padded(frames, 0))
-        sampling = self._sampling.batch(rows_B)
-        stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, self._seen_RNV[rows_B])
+        padded_rows = self._padded(rows, self._scratch_row)
+        rows_B, frames_B = self._index(padded_rows), self._index(self._padded(frames, 0))
+        sampling = self._sampling.batch(padded_rows, rows_B)
+        has_penalty = self._sampling.any_penalty(rows)
+        seen_BNV = self._seen_RNV[rows_B] if has_penalty else None
+        stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, seen_BNV)
         self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
-        self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
+        if has_penalty:
+            self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
         self._advance(rows, frames, codes_BN, starts, page_table)
         return torch.cat([stop_B[:, None].long(), codes_BN], 1)[: len(rows)]
 

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.models.host_sampling import HostRules, draw_on_host
+from hocket.models.host_sampling import (
+    PHILOX_KEY_STEPS,
+    PHILOX_MULTIPLIERS,
+    PHILOX_ROUNDS,
+    HostRules,
+    draw_on_host,
+    first_philox_words,
+)
 
 _WORD = 0xFFFFFFFF
-#: Multipliers and key increments of Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as
-#: 1, 2, 3", 2011), for the even counter words 0 and 2 and for the two key words.
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-
 #: Uniforms are multiples of 2**-24, the finest grid that float32 holds over all of [0, 1).
 _UNIFORM_BITS = 24
 #: Probabilities become integers in units of 2**-32 for the draw: summing integers is exact in any order.
@@ -131,10 +132,10 @@ def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
     """
     # The even words (0, 2) and the odd words (1, 3) are two halves that go through a round together: six operations.
     halves = torch.arange(2, device=key.device).view(2, *(1,) * (key.dim() - 1))
-    multipliers = halves * (_MULTIPLIERS[1] - _MULTIPLIERS[0]) + _MULTIPLIERS[0]
-    key_steps = halves * (_KEY_STEPS[1] - _KEY_STEPS[0]) + _KEY_STEPS[0]
+    multipliers = halves * (PHILOX_MULTIPLIERS[1] - PHILOX_MULTIPLIERS[0]) + PHILOX_MULTIPLIERS[0]
+    key_steps = halves * (PHILOX_KEY_STEPS[1] - PHILOX_KEY_STEPS[0]) + PHILOX_KEY_STEPS[0]
     even, odd = counter[0::2], counter[1::2]
-    for step in range(_ROUNDS):
+    for step in range(PHILOX_ROUNDS):
         # Each half takes the other's product: the high word is mixed into the even words, the low word becomes the odd.
         product = (even * multipliers).flip(0)
         # `odd` and the key keep stray bits above 32 until here; one mask clears them all.
@@ -149,6 +150,9 @@ def uniforms(seed_B: Tensor, frame_B: Tensor, slots: int) -> Tensor:
     `seed_B` and `frame_B` are int64 [B]. The key is the seed (low word, high word), the counter (frame, slot, 0, 0);
     the first output word's top 24 bits are kept.
     """
+    if seed_B.device.type == "cpu":
+        words = first_philox_words(seed_B.numpy(), frame_B.numpy(), slots)
+        return torch.from_numpy((words >> (32 - _UNIFORM_BITS)).astype(np.float32) * np.float32(2.0**-_UNIFORM_BITS))
     slot_K = torch.arange(slots, device=seed_B.device)
     frame_BK = frame_B.unsqueeze(1).expand(-1, slots)
     zero_BK = torch.zeros_like(frame_BK)

@@ -56,12 +56,11 @@ class SpeechAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services, record = self._services, self._record
         record.model = services.model_name
-        with services.admission.slot(record.caller, services.client.facts.rows):
-            plan = await plan_speech(services, self._body)
-            if self._body.delivery == "whole":
-                await self._send_whole(plan, scope, receive, send)
-                return
-            await self._send_pieces(plan, send)
+        plan = await plan_speech(services, self._body)
+        if self._body.delivery == "whole":
+            await self._send_whole(plan, scope, receive, send)
+            return
+        await self._send_pieces(plan, send)
 
     async def _send_pieces(self, plan: Plan, send: Send) -> None:
         record, is_sse, started = self._record, self._body.delivery == "sse", False

@@ -9,12 +9,14 @@ import http
 import logging
 import secrets
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hocket.errors import HocketError
+from hocket.server.admission import Admission
 from hocket.server.errors import ApiError, error_code, error_response, internal_error
 from hocket.server.metrics import Metrics
 from hocket.server.services import services_of
@@ -26,8 +28,7 @@ _RECORD = "hocket.record"
 _GUARDED = "/v1/"
 #: Browsers, load balancers and Prometheus ask for these all day; their lines are for whoever debugs.
 _POLLED = ("/health", "/metrics", "/studio/")
-#: Requests that take one place: where there is none, they are refused before anything is read, parsed or looked up. A
-#: burst of them is answered as fast as a loop can, while everybody else's audio goes on.
+#: Requests that take one place: where there is none, they are refused before anything is read, parsed or looked up.
 _ONE_PLACE = {("POST", f"/v1/audio/{name}") for name in ("speech", "voices", "tokens/encode", "tokens/decode")}
 _LONGEST_ID = 128
 _CLOSE_POLICY_VIOLATION = 1008
@@ -114,18 +115,21 @@ class Gate:
 
         try:
             self._check_key(connection)
-            if (record.method, connection.scope["path"]) in _ONE_PLACE:
-                services = services_of(connection)
-                services.admission.check(record.caller, services.client.facts.rows)
+            place = _Place(connection, record)
+            place.check()
             body = await self._read(connection, receive)
+            if body is None:
+                record.reason = "disconnected"
+                return
+            with place.held():
+                await self._answer(connection.scope, body, receive, watched_send, record)
         except HocketError as error:
             record.reason = error_code(error)
             await error_response(error)(connection.scope, receive, watched_send)
-            return
-        if body is None:
-            record.reason = "disconnected"
-            return
-        task = asyncio.create_task(self._respond(connection.scope, body, watched_send, record))
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send, record: Record) -> None:
+        """Let the app answer, for as long as the client is there."""
+        task = asyncio.create_task(self._respond(scope, body, send, record))
         watch = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -201,6 +205,30 @@ class Gate:
         if self._keys:
             return hashlib.blake2b(_given_key(connection).encode(), digest_size=8).hexdigest()
         return connection.client.host if connection.client else "local"
+
+
+class _Place:
+    """What a request takes of the server's room: one place, for the routes in `_ONE_PLACE`.
+
+    It is taken before any other task has a turn, so that of many that come at once those that find none are refused
+    first, and the others worked on after that. Others take none here: batches and sockets take theirs as they go.
+    """
+
+    def __init__(self, connection: HTTPConnection, record: Record) -> None:
+        """Raises EngineStoppedError."""
+        self._admission: Admission | None = None
+        if (record.method, connection.scope["path"]) in _ONE_PLACE:
+            services = services_of(connection)
+            self._admission, self._caller, self._rows = services.admission, record.caller, services.client.facts.rows
+
+    def check(self) -> None:
+        """Raises ApiError where there is none."""
+        if self._admission is not None:
+            self._admission.check(self._caller, self._rows)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Entering it raises ApiError where there is none any more."""
+        return nullcontext() if self._admission is None else self._admission.slot(self._caller, self._rows)
 
 
 def _given_key(connection: HTTPConnection) -> str:

@@ -14,7 +14,6 @@ from hocket.errors import AudioFileError, InvalidRequestError, ReferenceAudioErr
 from hocket.prompt.reference import prepare_audio
 from hocket.server.documents import ERROR_ANSWERS, json_body, json_document
 from hocket.server.encoders import encode_whole
-from hocket.server.gate import record_of
 from hocket.server.references import fetch
 from hocket.server.schemas import Body, read_body
 from hocket.server.services import services_of
@@ -50,19 +49,18 @@ async def encode_tokens(request: Request) -> JSONResponse:
     services = services_of(request)
     body = read_body(EncodeBody, await json_document(request), services.settings)
     facts = services.client.facts
-    with services.admission.slot(record_of(request).caller, facts.rows):
-        data = await fetch(services, body.audio, "audio")
-        try:
-            samples_CS = await asyncio.to_thread(
-                prepare_audio,
-                data,
-                sample_rate=facts.sample_rate,
-                channels=facts.channels,
-                max_seconds=services.settings.max_codec_seconds,
-            )
-        except (AudioFileError, ReferenceAudioError) as error:
-            raise InvalidRequestError(str(error), param="audio") from None
-        codes_FN = await services.client.encode(samples_CS, body.codebooks)
+    data = await fetch(services, body.audio, "audio")
+    try:
+        samples_CS = await asyncio.to_thread(
+            prepare_audio,
+            data,
+            sample_rate=facts.sample_rate,
+            channels=facts.channels,
+            max_seconds=services.settings.max_codec_seconds,
+        )
+    except (AudioFileError, ReferenceAudioError) as error:
+        raise InvalidRequestError(str(error), param="audio") from None
+    codes_FN = await services.client.encode(samples_CS, body.codebooks)
     return JSONResponse(
         {
             "codes": codes_FN.tolist(),
@@ -89,8 +87,7 @@ async def decode_tokens(request: Request) -> Response:
     facts, most = services.client.facts, services.settings.max_codec_seconds
     if len(body.codes) * facts.frame_seconds > most:
         raise InvalidRequestError(f"codes last longer than {most:g} s; send fewer frames", param="codes")
-    with services.admission.slot(record_of(request).caller, facts.rows):
-        samples_CS = await services.client.decode(np.array(body.codes, np.int64))
+    samples_CS = await services.client.decode(np.array(body.codes, np.int64))
     audio = await asyncio.to_thread(encode_whole, body.response_format, samples_CS, facts.sample_rate, body.speed)
     headers = {
         "X-Sample-Rate": str(audio.sample_rate),

@@ -45,21 +45,20 @@ async def upload_voice(request: Request) -> JSONResponse:
     services = services_of(request)
     sample, fields = await _read_form(request)
     facts = services.client.facts
-    with services.admission.slot(record_of(request).caller, facts.rows):
-        draft = await asyncio.to_thread(
-            services.voices.draft,
-            fields["name"],
-            sample,
-            sample_rate=facts.sample_rate,
-            channels=facts.channels,
-            limits=facts.reference_limits,
-            level=facts.voice_traits.levels_references,
-            description=fields.get("speaker_description", ""),
-            transcript=fields.get("ref_text") or None,
-        )
-        assert draft.recording is not None
-        codes_FN = await services.client.encode(draft.recording.samples)
-        voice = await asyncio.to_thread(services.voices.save, draft, codes_FN, codec=facts.codec_id)
+    draft = await asyncio.to_thread(
+        services.voices.draft,
+        fields["name"],
+        sample,
+        sample_rate=facts.sample_rate,
+        channels=facts.channels,
+        limits=facts.reference_limits,
+        level=facts.voice_traits.levels_references,
+        description=fields.get("speaker_description", ""),
+        transcript=fields.get("ref_text") or None,
+    )
+    assert draft.recording is not None
+    codes_FN = await services.client.encode(draft.recording.samples)
+    voice = await asyncio.to_thread(services.voices.save, draft, codes_FN, codec=facts.codec_id)
     return JSONResponse({"success": True, "voice": _entry(voice)})
 
 
