@@ -16,7 +16,8 @@ from hocket.models.kv_cache import KVPages, PagedBatch
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.sampling import DrawRules, SamplingBatch, draw, uniforms
+from hocket.models.noise import uniforms
+from hocket.models.sampling import DrawRules, SamplingBatch, draw
 from hocket.models.weights import load_weights
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "local_tiny"

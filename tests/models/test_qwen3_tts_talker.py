@@ -12,7 +12,8 @@ from qwen3_tts_helpers import CHECKPOINTS, GOLDEN, all_cases, assert_close, case
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hocket.models.sampling import DrawRules, PredictorSamplingBatch, SamplingBatch, draw, probabilities, uniforms
+from hocket.models.noise import uniforms
+from hocket.models.sampling import DrawRules, PredictorSamplingBatch, SamplingBatch, draw, probabilities
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
 

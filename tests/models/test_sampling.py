@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hocket.core import MAX_SEED
-from hocket.models.sampling import DrawRules, draw, philox4x32, probabilities, uniforms
+from hocket.models.noise import philox4x32, uniforms
+from hocket.models.sampling import DrawRules, draw, probabilities
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "local_tiny" / "golden_local.safetensors"
 TRIPLES = [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.0, 1, 1.0), (1.0, 50, 0.95), (1.2, 25, 1.0), (1.7, 25, 0.8)]

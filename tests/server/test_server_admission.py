@@ -131,21 +131,21 @@ def test_the_engine_s_own_queue_may_be_full(tmp_path: Path) -> None:
 
 
 def test_the_first_audio_has_a_deadline(tmp_path: Path) -> None:
-    engine = FakeEngine(prefill_seconds=5)
+    engine = FakeEngine(prefill_seconds=30)
     with serving(engine, tmp_path, first_audio_seconds=0.2) as (address, admission):
         started = time.monotonic()
         for fields in (body(), body(stream=False), body(stream_format="sse")):
             answer = httpx.post(address + SPEECH, json=fields)
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
             assert answer.headers["retry-after"]
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
         assert engine.cancelled == 3
         wait_until(lambda: nothing_is_left(engine, admission))
 
 
 def test_the_whole_has_a_deadline(tmp_path: Path) -> None:
     engine = FakeEngine(frame_seconds=0.02)
-    with serving(engine, tmp_path, request_seconds=0.3) as (address, admission):
+    with serving(engine, tmp_path, request_seconds=1.5) as (address, admission):
         answer = httpx.post(address + SPEECH, json=body(500, stream=False))
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
         events = httpx.post(address + SPEECH, json=body(500, stream_format="sse")).text
@@ -211,7 +211,7 @@ def test_a_disconnect_cancels_wherever_it_happens(
             each.close()
         left = time.monotonic()
         wait_until(lambda: nothing_is_left(engine, admission))
-        assert time.monotonic() - left < 0.5
+        assert time.monotonic() - left < 3
         assert engine.cancelled == 5
         engine.prefill_seconds = 0
         assert httpx.post(address + SPEECH, json=body()).status_code == 200

@@ -134,6 +134,7 @@ TABLE = {
     "GET speech": Bad(405, None, "GET is not for this route; use POST", method="GET"),
     "PUT speech": Bad(405, None, "use POST", GOOD, method="PUT"),
     "DELETE models": Bad(405, None, "use GET", method="DELETE", path="/v1/models"),
+    "PUT voices": Bad(405, None, "PUT is not for this route; use GET, POST", method="PUT", path="/v1/audio/voices"),
     "POST health": Bad(405, None, "use GET", GOOD, path="/health"),
     # ---- batches
     "no items": Bad(400, "items", "items is missing", {}, path=BATCH),

@@ -1,6 +1,7 @@
-"""Requests made up from the OpenAPI document, thousands of them: none is answered by a mistake of the server's own.
+"""Requests made up from the OpenAPI document, thousands of them: none is answered by a mistake of the server's own, and
+every answer is one that the document has.
 
-Needs the dependency group `fuzz`.
+`make fuzz` installs what it needs and runs it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ from hocket.server.settings import ServerSettings
 #: Beside this interpreter, or wherever the user has it.
 _TOOL = shutil.which("schemathesis", path=os.pathsep.join((str(Path(sys.executable).parent), *os.get_exec_path())))
 
+#: Not that all that fits the document is taken: it cannot say that a text must hold a word.
+CHECKS = ",".join(
+    (
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_headers_conformance",
+        "response_schema_conformance",
+        "unsupported_method",
+    )
+)
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(_TOOL is None, reason="needs schemathesis: pip install --group fuzz")
@@ -32,13 +45,13 @@ def test_no_request_of_the_document_is_a_5xx(tmp_path: Path) -> None:
     with on_loopback(app) as address:
         done = subprocess.run(
             [
-                *(_TOOL, "run", f"{address}/openapi.json", "--checks", "not_a_server_error", "--no-color"),
+                *(_TOOL, "run", f"{address}/openapi.json", "--checks", CHECKS, "--no-color"),
                 *("--max-examples", "200", "--continue-on-failure", "--seed", "1", "--warnings", "off"),
             ],
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1200,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]

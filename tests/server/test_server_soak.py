@@ -25,8 +25,8 @@ FRAME_BYTES = 2 * 1920
 TEXT = "Hello from a real client."
 #: Of each process, after it has been busy for a while. A leak of one chunk (0.1 MB) a speech would be hundreds.
 GROWTH_BYTES = 32 * 2**20
-#: A refusal that took this long was none: the request had been let in.
-ADMITTED_SECONDS = 5.0
+#: Goal for a refusal.
+REFUSAL_SECONDS = 0.05
 
 
 @dataclass
@@ -73,7 +73,7 @@ async def ask(port: int, frames: int, tally: Tally, patience_seconds: float | No
     seconds = time.perf_counter() - started
     head, _, content = answer.partition(b"\r\n\r\n")
     status = head[9:12].decode()
-    if status == "503" and seconds < ADMITTED_SECONDS:
+    if status == "503" and b"no audio within" not in content:
         assert b"\r\nretry-after: " in head.lower()
         tally.refused_ms.append(1e3 * seconds)
     elif status != "200" or unchunked_bytes(content) != frames * FRAME_BYTES:
@@ -185,6 +185,8 @@ def test_crowds_leave_nothing_behind(tmp_path: Path) -> None:
         assert min(left.outcomes["200"], left.outcomes["left"]) > 20, left.outcomes
         assert set(overload.outcomes) == {"200", "503"}
         assert overload.outcomes.total() >= 3 * overload.outcomes["200"], "that was no overload"
-        allowed_ms = 50 + 2 * np.percentile(overload.lags_ms, 99)
-        assert np.percentile(overload.refused_ms, 95) < allowed_ms, percentiles(overload.refused_ms)
+        # By the server's own clock: what clients measure depends on who else wants the machine's cores.
+        refusals = re.findall(r" status=503 .* seconds=(\S+)", (tmp_path / "log").read_text())
+        assert len(refusals) > 100
+        assert np.percentile([float(seconds) for seconds in refusals], 95) < REFUSAL_SECONDS
         assert max(max(each.values()) for each in growth) < GROWTH_BYTES / 2**20

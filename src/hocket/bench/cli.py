@@ -338,7 +338,8 @@ def _loads(
     """The stages. Raises ConfigError when they contradict each other."""
     from hocket.bench.load import parse_arrivals, parse_ramp
 
-    given = [text for text in (clients and str(clients), rate and f"{rate}/s", ramp) if text is not None]
+    of_clients, of_rate = None if clients is None else str(clients), None if rate is None else f"{rate}/s"
+    given = [text for text in (of_clients, of_rate, ramp) if text is not None]
     if len(given) > 1:
         raise ConfigError("give one of --clients, --rate and --ramp")
     return parse_ramp(given[0] if given else "1", requests, parse_arrivals(arrivals))

@@ -1,4 +1,4 @@
-"""The noise and the draw of `models/sampling.py` on a CPU, in NumPy.
+"""The draw of `models/sampling.py` on a CPU, in NumPy.
 
 A draw is some thirty small operations and one sort, and a frame has a dozen draws: NumPy starts an operation in a third
 of the time and sorts a row an order of magnitude faster than PyTorch, which spent a quarter of a small model's frame.
@@ -14,40 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Multipliers and key increments of Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as
-#: 1, 2, 3", 2011), for the even counter words 0 and 2 and for the two key words.
-PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-PHILOX_ROUNDS = 10
-
 _FINITE = np.finfo(np.float32)
 #: Low half of a sort key: the code.
 _CODE_BITS = 32
-_WORD, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _CODE_MASK = (1 << _CODE_BITS) - 1
 #: Columns beyond the largest top-k: room for codes that tie with the k-th.
 _ROOM_FOR_TIES = 16
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-
-
-def first_philox_words(seed_B: Integers, frame_B: Integers, slots: int) -> NDArray[np.uint64]:
-    """[B, slots]: the first output word of Philox4x32-10 with the seed as its key and (frame, slot, 0, 0) as counter."""
-    key_B1 = seed_B.astype(np.uint64)[:, None]
-    even_key, odd_key = key_B1 & _WORD, key_B1 >> _HALF
-    shape = len(seed_B), slots
-    word0: NDArray[np.uint64] = np.broadcast_to(frame_B.astype(np.uint64)[:, None], shape)
-    word1: NDArray[np.uint64] = np.broadcast_to(np.arange(slots, dtype=np.uint64), shape)
-    word2 = word3 = np.zeros(shape, np.uint64)
-    for _ in range(PHILOX_ROUNDS):
-        # A product of two 32-bit words fits; each pair of words takes the other pair's.
-        first, second = word0 * np.uint64(PHILOX_MULTIPLIERS[0]), word2 * np.uint64(PHILOX_MULTIPLIERS[1])
-        word0, word1 = (second >> _HALF) ^ word1 ^ even_key, second & _WORD
-        word2, word3 = (first >> _HALF) ^ word3 ^ odd_key, first & _WORD
-        even_key = (even_key + np.uint64(PHILOX_KEY_STEPS[0])) & _WORD
-        odd_key = (odd_key + np.uint64(PHILOX_KEY_STEPS[1])) & _WORD
-    return word0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -61,7 +61,8 @@ class Qwen3Attention(nn.Module):
         qk_BTHD, v_BTGD = qkv_BTHD.split((self.heads + self.kv_heads, self.kv_heads), 2)
         q_weight, k_weight = self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1)
         qk_BTHD = F.rms_norm(qk_BTHD, (self.head_dim,), None, self.q_norm.eps) * torch.cat((q_weight, k_weight))
-        q_BTHD, k_BTGD = rotate_halves(qk_BTHD, rope).split((self.heads, self.kv_heads), 2)
+        qk_BTHD = rotate_halves(qk_BTHD, rope)
+        q_BTHD, k_BTGD = qk_BTHD[:, :, : self.heads], qk_BTHD[:, :, self.heads :]
         return self.o_proj(attend(q_BTHD, k_BTGD, v_BTGD, layer).flatten(2))
 
 

@@ -1,4 +1,4 @@
-"""How a code is drawn (spec/moss 1.6): pure functions of logits, per-row parameters and a counter.
+"""How a code is drawn (spec/moss 1.6): pure functions of logits, per-row parameters and noise (`noise.py`).
 
 Every row has its own parameters and nothing branches on their values, so the result for a row is the same, bit for bit,
 whatever else is in the batch. This is the plain twin of the sampling kernel, and of `host_sampling.py`.
@@ -13,18 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.models.host_sampling import (
-    PHILOX_KEY_STEPS,
-    PHILOX_MULTIPLIERS,
-    PHILOX_ROUNDS,
-    HostRules,
-    draw_on_host,
-    first_philox_words,
-)
+from hocket.models.host_sampling import HostRules, draw_on_host
+from hocket.models.noise import UNIFORM_BITS
 
-_WORD = 0xFFFFFFFF
-#: Uniforms are multiples of 2**-24, the finest grid that float32 holds over all of [0, 1).
-_UNIFORM_BITS = 24
 #: Probabilities become integers in units of 2**-32 for the draw: summing integers is exact in any order.
 _WEIGHT_SCALE = 2.0**32
 
@@ -125,43 +116,6 @@ class SamplingBatch:
             object.__setattr__(self, name, rules)
 
 
-def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
-    """Philox4x32-10: four 32-bit words [4, ...] from a counter [4, ...] and a key [2, ...], broadcast together.
-
-    All are int64 holding 0 .. 2**32 - 1. Products need 64 bits; int64 wraps, which keeps the bits that matter.
-    """
-    # The even words (0, 2) and the odd words (1, 3) are two halves that go through a round together: six operations.
-    halves = torch.arange(2, device=key.device).view(2, *(1,) * (key.dim() - 1))
-    multipliers = halves * (PHILOX_MULTIPLIERS[1] - PHILOX_MULTIPLIERS[0]) + PHILOX_MULTIPLIERS[0]
-    key_steps = halves * (PHILOX_KEY_STEPS[1] - PHILOX_KEY_STEPS[0]) + PHILOX_KEY_STEPS[0]
-    even, odd = counter[0::2], counter[1::2]
-    for step in range(PHILOX_ROUNDS):
-        # Each half takes the other's product: the high word is mixed into the even words, the low word becomes the odd.
-        product = (even * multipliers).flip(0)
-        # `odd` and the key keep stray bits above 32 until here; one mask clears them all.
-        even = ((product >> 32) ^ odd ^ (key + key_steps * step)) & _WORD
-        odd = product
-    return torch.stack((even[0], odd[0], even[1], odd[1])) & _WORD
-
-
-def uniforms(seed_B: Tensor, frame_B: Tensor, slots: int) -> Tensor:
-    """float32 [B, slots] in [0, 1): the randomness of one frame, a pure function of (seed, frame, slot).
-
-    `seed_B` and `frame_B` are int64 [B]. The key is the seed (low word, high word), the counter (frame, slot, 0, 0);
-    the first output word's top 24 bits are kept.
-    """
-    if seed_B.device.type == "cpu":
-        words = first_philox_words(seed_B.numpy(), frame_B.numpy(), slots)
-        return torch.from_numpy((words >> (32 - _UNIFORM_BITS)).astype(np.float32) * np.float32(2.0**-_UNIFORM_BITS))
-    slot_K = torch.arange(slots, device=seed_B.device)
-    frame_BK = frame_B.unsqueeze(1).expand(-1, slots)
-    zero_BK = torch.zeros_like(frame_BK)
-    counter_4BK = torch.stack((frame_BK, zero_BK + slot_K, zero_BK, zero_BK))
-    key_2B1 = torch.stack((seed_B & _WORD, (seed_B >> 32) & _WORD)).unsqueeze(2)
-    word_BK = philox4x32(counter_4BK, key_2B1)[0]
-    return (word_BK >> (32 - _UNIFORM_BITS)).to(torch.float32) * 2.0**-_UNIFORM_BITS
-
-
 def probabilities(logits_BV: Tensor, rules: DrawRules, seen_BV: Tensor | None) -> Tensor:
     """float32 [B, V]: what a code is drawn from, in the order of spec/moss 1.6. A greedy row is one-hot.
 
@@ -199,11 +153,11 @@ def draw(logits_BV: Tensor, u_B: Tensor, rules: DrawRules, seen_BV: Tensor | Non
     """
     if rules.host is not None:
         logits, seen = logits_BV.detach().float().numpy(), None if seen_BV is None else seen_BV.numpy()
-        return torch.from_numpy(draw_on_host(logits, u_B.numpy(), _UNIFORM_BITS, rules.host, seen))
+        return torch.from_numpy(draw_on_host(logits, u_B.numpy(), UNIFORM_BITS, rules.host, seen))
     # In integers a sum is exact, on any device and in any order: a code of weight 0 adds no step to it and the last
     # target is under the total, neither of which a float sum ensures. total * 2**24 stays under 2**57.
     probs_BV = probabilities(logits_BV, rules, seen_BV)
     cumulative_BV = (probs_BV * _WEIGHT_SCALE).to(torch.int64).cumsum(1)
-    u_fixed_B = (u_B * 2.0**_UNIFORM_BITS).to(torch.int64)
-    target_B = (u_fixed_B * cumulative_BV[:, -1]) >> _UNIFORM_BITS
+    u_fixed_B = (u_B * 2.0**UNIFORM_BITS).to(torch.int64)
+    target_B = (u_fixed_B * cumulative_BV[:, -1]) >> UNIFORM_BITS
     return (cumulative_BV <= target_B.unsqueeze(1)).sum(1)

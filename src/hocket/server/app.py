@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -83,7 +84,11 @@ async def speech(request: Request) -> Response:
     return SpeechAnswer(services, body, record_of(request))
 
 
-@router.post("/v1/audio/speech/batch", responses=ERROR_ANSWERS, openapi_extra=json_body(BatchBody))
+@router.post(
+    "/v1/audio/speech/batch",
+    responses={200: {"description": "All items", "content": {"application/zip": {}}}, **ERROR_ANSWERS},
+    openapi_extra=json_body(BatchBody),
+)
 async def speech_batch(request: Request) -> Response:
     """Speak many texts; each succeeds or fails by itself."""
     services = services_of(request)
@@ -175,7 +180,16 @@ def _hocket_error(error: Exception) -> HocketError:
 
 def _framework_error(error: Exception, request: Request) -> HocketError:
     assert isinstance(error, HTTPException)
+    if error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
+        error.headers = {"Allow": ", ".join(sorted(_methods(request.url.path))) or "GET"}
     return http_error(error, request)
+
+
+def _methods(path: str) -> set[str]:
+    """All that `path` takes; the framework knows those of the first of its routes only."""
+    routes = (route for each in (router, voice_router, token_router) for route in each.routes)
+    here = [route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
+    return {method for route in here for method in route.methods}
 
 
 def _parameter_error(error: Exception, _: Request) -> HocketError:

@@ -78,8 +78,7 @@ def http_error(error: HTTPException, request: Request) -> ApiError:
     if status == http.HTTPStatus.NOT_FOUND:
         return ApiError(404, "there is nothing at this address; /docs lists the routes", code="not_found")
     if status == http.HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        allowed = ", ".join(sorted(allowed.split(", ")))
+        allowed = (error.headers or {})["Allow"]
         return ApiError(405, f"{request.method} is not for this route; use {allowed}", code="method_not_allowed")
     return ApiError(status, str(error.detail), code=http.HTTPStatus(status).phrase.lower().replace(" ", "_"))
 

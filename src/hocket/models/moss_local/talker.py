@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.depth import DepthTransformer
+from hocket.models.noise import uniforms
 from hocket.models.qwen3 import Qwen3Backbone
-from hocket.models.sampling import SamplingBatch, draw, uniforms
+from hocket.models.sampling import SamplingBatch, draw
 
 #: Rows of the stop head: 0 goes on, 1 ends the speech.
 STOP = 1

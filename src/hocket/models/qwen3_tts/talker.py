@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.models.noise import uniforms
 from hocket.models.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
 from hocket.models.qwen3_tts.predictor import CodePredictor
-from hocket.models.sampling import SamplingBatch, draw, uniforms
+from hocket.models.sampling import SamplingBatch, draw
 
 
 class Qwen3TtsTalker(nn.Module):
