@@ -16,7 +16,7 @@ VOICE_BIN   := $(VOICE_VENV)/bin
 VOICE_STAMP := $(VOICE_VENV)/.installed
 CHECK       ?= --targets
 
-.PHONY: say test test-all test-browser voice-check lint format types clean
+.PHONY: say test test-all test-browser fuzz voice-check lint format types clean
 
 say: $(STAMP)
 	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
@@ -36,6 +36,11 @@ test-browser: $(STAMP)
 # only for installing.
 voice-check: $(VOICE_STAMP)
 	$(VOICE_BIN)/python -m training.voice_check $(CHECK)
+
+# Requests made up from the OpenAPI document: some minutes.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --group fuzz
+	$(BIN)/pytest -m slow tests/server/test_server_fuzz.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -62,6 +62,10 @@ TIMEOUT_SECONDS = 60.0
 HOST = "127.0.0.1"
 
 
+#: Under a real-time scheduler (`chrt -r 1 python …`) other programs of the machine do not count.
+_SCHEDULERS = {os.SCHED_OTHER: "normal", os.SCHED_RR: "real-time", os.SCHED_FIFO: "real-time"}
+
+
 class PromptEngine:
     """Speaks silence, `max_frames` of it: the first frame at once, then in the pace of a player."""
 
@@ -311,6 +315,7 @@ def main() -> None:
         "benchmark": "server_overhead",
         "command": f"python benchmarks/server_overhead.py {' '.join(sys.argv[1:])}".strip(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "scheduler": _SCHEDULERS.get(os.sched_getscheduler(0), "other"),
         "results": results,
         "cores": os.cpu_count(),
         "python": platform.python_version(),

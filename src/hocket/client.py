@@ -154,7 +154,8 @@ class EngineClient:
         """Send a request to the engine; see `Engine.add`. What the engine has against it, the stream raises.
 
         Recordings are read and decoded here, on a thread, and texts are read out, because the worker's one loop must
-        not wait for that, and because front ends can be many. Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError.
+        not wait for that, and because front ends can be many. Raises InvalidRequestError, ReferenceAudioError,
+        EngineStoppedError.
         """
         if request_id is None:
             self._names += 1

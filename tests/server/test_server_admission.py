@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from fake_speech import FakeEngine, new_store, on_loopback, wait_until
+from starlette.types import Message
 
 from hocket.server.admission import Admission
 from hocket.server.app import create_app
@@ -125,6 +126,48 @@ def test_the_engine_s_own_queue_may_be_full(tmp_path: Path) -> None:
         answers = at_once(address, [body(10)] * 6)
         assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503, 503]
         wait_until(lambda: nothing_is_left(engine, admission))
+
+
+def test_a_burst_is_refused_before_anything_is_worked_on(tmp_path: Path) -> None:
+    """Who finds no place is answered in the first turn of its task; who finds one does no more in its own."""
+    app = create_app(FakeEngine(rows=2), ServerSettings(max_queue=1), new_store(tmp_path))
+    content = json.dumps(body()).encode()
+    answers: list[int] = []
+
+    async def ask() -> None:
+        unread: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+        async def receive() -> Message:
+            return unread.pop() if unread else await asyncio.get_running_loop().create_future()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answers.append(message["status"])
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": SPEECH, "query_string": b"", "headers": headers}
+        await app(scope, receive, send)
+
+    async def run() -> None:
+        asking = [asyncio.create_task(ask()) for _ in range(50)]
+        await asyncio.sleep(0)
+        assert answers == [503] * 47
+        await asyncio.gather(*asking)
+        assert answers[47:] == [200] * 3
+
+    asyncio.run(run())
+
+
+def test_a_slow_body_holds_no_place(tmp_path: Path) -> None:
+    with serving(FakeEngine(rows=1), tmp_path, max_queue=0) as (address, admission):
+        url = urlsplit(address)
+        with socket.create_connection((url.hostname, url.port)) as slow:
+            slow.sendall(raw_request(body())[:-5])
+            time.sleep(0.2)
+            assert admission.open == 0
+            assert httpx.post(address + SPEECH, json=body()).status_code == 200
+            slow.sendall(raw_request(body())[-5:])
+            assert slow.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 # ---- deadlines and states

@@ -13,8 +13,8 @@ from types import FrameType
 def deferred_interrupt() -> Iterator[None]:
     """Ctrl-C inside the block takes effect at its end; a second one takes effect at once.
 
-    Does nothing in a thread other than the main one, which gets no signals, and where Ctrl-C is ignored or is handled by
-    something that is not Python's.
+    Does nothing in a thread other than the main one, which gets no signals, and where Ctrl-C is ignored or is handled
+    by something that is not Python's.
     """
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(handler):

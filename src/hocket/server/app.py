@@ -189,7 +189,7 @@ def _methods(path: str) -> set[str]:
     """All that `path` takes; the framework knows those of the first of its routes only."""
     routes = (route for each in (router, voice_router, token_router) for route in each.routes)
     here = [route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
-    return {method for route in here for method in route.methods}
+    return {method for route in here for method in route.methods or ()}
 
 
 def _parameter_error(error: Exception, _: Request) -> HocketError:
