@@ -2,8 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from hocket.config import let_openmp_sleep
 from hocket.core import AudioArray, AudioChunk, Sampling, Speech, SpeechRequest, Timings
 from hocket.errors import HocketError
+
+let_openmp_sleep()
 
 if TYPE_CHECKING:
     from hocket.engine.engine import Engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -118,8 +119,9 @@ class EngineConfig(StrictModel):
     max_frames: PositiveInt = 4096
     #: The same bytes for a request and seed whatever else is running: every shape is fixed, at a price in speed.
     strict: bool = False
-    #: PyTorch's threads on a CPU; strict mode always uses 1. None: 1 for weights under 256 MiB, else PyTorch's default.
-    #: A small model gains little from two, and on a busy machine they wait for each other (1 s of work took 13 s).
+    #: PyTorch's threads on a CPU; strict mode always uses 1. None: PyTorch's default, but 1 for weights under 256 MiB
+    #: where OpenMP's threads spin while they wait (`Environment.openmp_sleeps`), which stalls a small model on a busy
+    #: machine.
     cpu_threads: PositiveInt | None = None
     #: Read numbers, abbreviations and symbols out as English words before the model sees them. None: as the checkpoint
     #: says (`text_front` in its hocket.json).
@@ -143,6 +145,8 @@ class Environment(StrictModel):
     api_key: str | None = None
     #: `HOCKET_HOME`: where Hocket keeps what must survive a restart, such as uploaded voices.
     home: Path = Path("~/.local/share/hocket")
+    #: `OMP_WAIT_POLICY` is passive (`let_openmp_sleep`).
+    openmp_sleeps: bool = False
 
     @classmethod
     def read(cls) -> Environment:
@@ -152,4 +156,14 @@ class Environment(StrictModel):
             profile=os.environ.get("HOCKET_PROFILE") or None,
             api_key=os.environ.get("HOCKET_API_KEY") or None,
             home=Path(home).expanduser(),
+            openmp_sleeps=os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive",
         )
+
+
+def let_openmp_sleep() -> None:
+    """Make OpenMP's threads sleep while they wait, unless PyTorch is loaded already or the user has chosen.
+
+    By default they spin, and on a machine that has other work to do, two of them hold each other up without end.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

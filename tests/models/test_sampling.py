@@ -306,3 +306,10 @@ def test_broken_logits_stay_in_range() -> None:
             codes_B = draw(logits, torch.full((6,), u), rows(6, temperature, 2, 0.9), None)
             assert int(codes_B.min()) >= 0
             assert int(codes_B.max()) < 3
+
+
+def test_a_negative_zero_equals_zero() -> None:
+    logits = torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]])
+    assert draw(logits, torch.full((2,), 0.9), rows(2, 0.0), None).tolist() == [1, 1]
+    # They tie for the best: a top-k of one keeps both.
+    assert draw(logits, torch.full((2,), 0.9), rows(2, k=1), None).tolist() == [2, 2]

@@ -124,6 +124,24 @@ def test_print_config(monkeypatch: pytest.MonkeyPatch) -> None:
     assert '"cpu"' in keys
 
 
+def test_several_engines() -> None:
+    def devices(*settings: str) -> list[str]:
+        return [spec.device for spec in load_profile("default", parse_settings(settings)).profile.engine_specs]
+
+    assert devices("workers=3") == ["cpu"] * 3
+    assert devices("device=cuda") == ["cuda"]
+    assert devices("device=cuda", "workers=2") == ["cuda:0", "cuda:1"]
+    assert devices("device=cuda:1", "workers=2") == ["cuda:1"] * 2
+    done = run("serve", "--workers", "2", "--print-config")
+    assert re.search(r"^workers +2 +# flag$", done.out, re.MULTILINE)
+    assert "workers is 0" in run("serve", "--workers", "0", "--print-config").error
+    plan = "\n".join(_plan(load_profile("default", parse_settings(["workers=2"])).profile))
+    assert ", 2 engines" in plan
+    assert plan.endswith("all that 2 times")
+    specs = load_profile("default", parse_settings(["workers=2"])).profile.engine_specs
+    assert [spec.workers for spec in specs] == [2, 2], "each takes its share of the cores"
+
+
 def test_every_setting_is_printed() -> None:
     printed = {line.split()[0] for line in run("serve", "--print-config").out.splitlines()}
     assert printed == set(load_profile("default").origins)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hocket.config import EngineConfig
+from hocket.config import EngineConfig, Environment
 from hocket.core import PLAIN_VOICES, PromptRows, ResolvedSampling, VoiceTraits
 from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, CodecRunner, DecodedChunk, SamplesInFlight
 from hocket.engine.conversions import Conversions
@@ -31,7 +31,7 @@ from hocket.models.registry import builtin_model, codec_folder, load_codec, load
 from hocket.prompt.text_front import TextFront
 from hocket.voices import ONLY_DEFAULT, Voices
 
-#: Weights up to this many bytes are run on one CPU thread (`EngineConfig.cpu_threads`).
+#: Weights under this many bytes are run on one CPU thread where threads spin (`EngineConfig.cpu_threads`).
 _SMALL_WEIGHT_BYTES = 256 * 2**20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -129,8 +129,8 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
             if isinstance(module, nn.Module):
                 lay_out_for_cpu(module)
     if device.type == "cpu" and not config.strict:
-        threads = config.cpu_threads or (1 if weight_bytes < _SMALL_WEIGHT_BYTES else torch.get_num_threads())
-        torch.set_num_threads(threads)
+        stalls = weight_bytes < _SMALL_WEIGHT_BYTES and not Environment.read().openmp_sleeps
+        torch.set_num_threads(config.cpu_threads or (1 if stalls else torch.get_num_threads()))
     elif device.type == "cpu":
         # With more threads a row's bits depend on which thread computed it (seen in matrix products of 7 rows and in
         # attention of one query, PyTorch 2.13), so on its place in the batch.
