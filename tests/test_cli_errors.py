@@ -336,9 +336,9 @@ def test_an_unexpected_exception_is_called_a_bug(monkeypatch: pytest.MonkeyPatch
 def test_debug_adds_the_traceback(options: list[str], traceback: bool) -> None:
     script = """
 import sys
-from hocket import cli
+from hocket import cli, cli_say
 def fail(**_): raise RuntimeError("boom")
-cli._request = fail
+cli_say._request = fail
 cli.main()
 """
     done = subprocess.run(

@@ -21,6 +21,7 @@ from training.discriminator import Discriminator
 from training.export import load_codec
 from training.graph import Captured, new_pool
 from training.losses import SpectralLoss, adversarial_loss, discriminator_loss, feature_loss
+from training.optimise import adamw, average_share, lr_share, move_average
 from training.quantise import Codebooks, Quantised, initialise_codebooks, initialise_projections, quantise
 from training.recipe import Recipe, TrainConfig
 
@@ -74,13 +75,9 @@ def new_codec(model: dict[str, Any], layer_scale: float) -> MossCodec:
 
 
 def optimizer(modules: list[nn.Module], lr: Tensor, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW without decay on vectors; `lr`, 0-dim on the device, is filled from outside."""
+    """Of what learns in `modules`."""
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=lr, betas=config.betas, fused=True, capturable=True)
+    return adamw(parameters, lr, betas=config.betas, weight_decay=config.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +229,18 @@ class CodecTrainer:
 
     def _turn_dials(self) -> None:
         config = self.config
-        warm = min(1.0, (self.steps + 1) / max(1, config.warmup_steps))
-        fall = max(0.0, (self.progress - config.decay_from) / (1 - config.decay_from))
-        share = warm * (1 - (1 - config.final_lr_share) * fall)
+        share = lr_share(
+            self.steps,
+            self.progress,
+            warmup_steps=config.warmup_steps,
+            decay_from=config.decay_from,
+            final_lr_share=config.final_lr_share,
+        )
         self.dials.generator_lr.fill_(config.generator_lr * share)
         self.dials.discriminator_lr.fill_(config.discriminator_lr * share)
         alone = max(1, config.adversarial_ramp_steps)
         self.dials.ramp.fill_(min(1.0, max(0.0, self.adversarial_steps / alone - 1)))
-        # Early on the average follows quickly, so that it is not made of the random start.
-        self.dials.ema_share.fill_(1 - min(config.ema_decay, (1 + self.steps) / (10 + self.steps)))
+        self.dials.ema_share.fill_(average_share(self.steps, config.ema_decay))
 
     def update(self, phase: Phase) -> dict[str, Tensor]:
         """What is captured: sample, forward, backward, both optimisers, averages. Returns losses and `queries`."""
@@ -342,7 +342,6 @@ class CodecTrainer:
         self.generator_side.step()
         losses["total"] = total
 
-    @torch.no_grad()
     def _update_ema(self) -> None:
         """All parameters, codebooks too; with a frozen encoder, those that learn."""
         pairs = [
@@ -351,10 +350,7 @@ class CodecTrainer:
             if value.requires_grad or not self.frozen_encoder
         ]
         averages, values = map(list, zip(*pairs, strict=True))
-        # Not `_foreach_lerp_`: its weight is a number, which a graph would never see change.
-        steps = torch._foreach_sub(values, averages)
-        torch._foreach_mul_(steps, self.dials.ema_share)
-        torch._foreach_add_(averages, steps)
+        move_average(averages, values, self.dials.ema_share)
 
     @torch.no_grad()
     def validate(self) -> tuple[dict[str, float], Tensor]:

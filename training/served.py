@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import wave
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +12,7 @@ import httpx
 import numpy as np
 
 from hocket import AudioArray, Speech, SpeechRequest
+from hocket.audio import FORMATS, encode_audio
 from hocket.voices import BuiltinVoice, Voices
 
 #: Requests at a time.
@@ -36,7 +35,7 @@ class ServedEngine:
         """The model's own."""
         answer = self._client.get("/v1/audio/voices").raise_for_status()
         entries = [entry for entry in answer.json()["voices"] if entry.get("builtin")]
-        return {entry["name"]: BuiltinVoice(entry.get("description") or entry["name"]) for entry in entries}
+        return {entry["name"]: BuiltinVoice(entry["speaker_description"] or entry["name"]) for entry in entries}
 
     def generate_many(self, requests: Iterable[SpeechRequest]) -> list[Speech]:
         """Some at a time; results in the order given."""
@@ -69,17 +68,8 @@ def _body(request: SpeechRequest) -> dict[str, Any]:
     for reference in request.references:
         if not isinstance(reference, AudioArray):
             raise TypeError("a served voice is cloned from an AudioArray")
-        body["reference_audio"] = "data:audio/wav;base64," + base64.b64encode(_wav(reference)).decode()
+        wav = encode_audio(FORMATS[".wav"], reference.samples, reference.sample_rate)
+        body["reference_audio"] = "data:audio/wav;base64," + base64.b64encode(wav).decode()
     if request.reference_text is not None:
         body["reference_text"] = request.reference_text
     return body
-
-
-def _wav(audio: AudioArray) -> bytes:
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(len(audio.samples))
-        file.setsampwidth(2)
-        file.setframerate(audio.sample_rate)
-        file.writeframes((audio.samples.T.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
-    return out.getvalue()

@@ -14,11 +14,9 @@ OUT of an earlier run (EMA weights and discriminators), with the same options. B
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
-from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -28,6 +26,7 @@ from training.codec_trainer import CodecTrainer
 from training.data import SpeechBank
 from training.graph import training_device
 from training.make_data import write_wav
+from training.optimise import Pace, fetch, log_row
 from training.recipe import CONFIG, Recipe
 from training.smoke import smoke
 
@@ -41,52 +40,37 @@ def train(trainer: CodecTrainer, *, minutes: float, work: Path, out: Path) -> No
     work.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     with (work / "log.jsonl").open("a", encoding="utf-8") as log:
-        pace = _Pace()
+        pace = Pace()
         while True:
             phase = trainer.phase
             if phase not in trainer.captures:
                 seconds = trainer.capture(phase)
-                _log(log, {"step": trainer.steps, "event": f"captured {phase}", "capture_seconds": round(seconds, 2)})
-                pace = _Pace()
+                event = {"event": f"captured {phase}", "capture_seconds": round(seconds, 2)}
+                log_row(log, {"step": trainer.steps} | event)
+                pace = Pace()
             losses = trainer.step()
             pace.steps += 1
             now = time.monotonic()
             trainer.seconds = before + now - start
             over = now - start >= 60 * minutes or trainer.progress >= 1
             if trainer.steps % config.log_every == 0 or over:
-                row = _fetch(losses)
+                row = fetch(losses)
                 head = {"step": trainer.steps, "seconds": round(trainer.seconds, 1), "phase": phase}
-                _log(log, head | {"step_ms": pace.step_ms(), **_memory(trainer.device), **row})
-                pace = _Pace()
+                log_row(log, head | {"step_ms": pace.step_ms(), **_memory(trainer.device), **row})
+                pace = Pace()
                 if not all(map(math.isfinite, row.values())):
                     _go_back(trainer, work)
-                    _log(log, {"step": trainer.steps, "event": "a loss was not finite; back to the last checkpoint"})
+                    log_row(log, {"step": trainer.steps, "event": "a loss was not finite; back to the last checkpoint"})
                     continue
             if over or now - saved > config.checkpoint_seconds:
                 saved = now
                 figures, heard = trainer.validate()
                 usage = {} if trainer.frozen_encoder else {"codes_in_use": _rounded(trainer.codebooks.perplexity())}
-                _log(log, {"step": trainer.steps, "validation": figures, **usage})
+                log_row(log, {"step": trainer.steps, "validation": figures, **usage})
                 save(trainer, work, out, heard)
-                pace = _Pace()
+                pace = Pace()
             if over:
                 return
-
-
-class _Pace:
-    """Milliseconds per step since it was made; steps are counted from outside, the device must have finished them."""
-
-    def __init__(self) -> None:
-        self.start, self.steps = time.monotonic(), 0
-
-    def step_ms(self) -> float:
-        return round(1000 * (time.monotonic() - self.start) / max(1, self.steps), 2)
-
-
-def _fetch(losses: dict[str, Tensor]) -> dict[str, float]:
-    """Waits for the device once."""
-    values = torch.stack([value.float() for value in losses.values()]).tolist()
-    return {name: round(value, 5) for name, value in zip(losses, values, strict=True)}
 
 
 def _memory(device: torch.device) -> dict[str, float]:
@@ -105,13 +89,6 @@ def _go_back(trainer: CodecTrainer, work: Path) -> None:
     if not file.exists():
         raise RuntimeError("a loss was not finite before the first checkpoint; lower the learning rates")
     trainer.load_state(torch.load(file, map_location=trainer.device) | {"seconds": trainer.seconds})
-
-
-def _log(log: TextIO, row: dict[str, Any]) -> None:
-    line = json.dumps(row)
-    log.write(line + "\n")
-    log.flush()
-    print(line, flush=True)
 
 
 def save(trainer: CodecTrainer, work: Path, out: Path, heard: Tensor) -> None:

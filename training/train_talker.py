@@ -4,8 +4,8 @@
 
 Time is the budget: the learning rate follows the share of `total_minutes` that has passed over all runs together. WORK
 holds everything that a run needs to go on; OUT an official checkpoint of the averaged weights in files of at most 15
-MiB, from which a run on another machine goes on (`--start OUT/talker`), with new optimiser state. Both are written
-every `checkpoint_seconds` and at the end.
+MiB. A run on another machine can begin with those (`--start OUT/talker`): a new one, its time and steps counted from 0.
+Both are written every `checkpoint_seconds` and at the end.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from hocket.prompt.moss_local import MossLocalPrompt
 from hocket.prompt.tokenizer import TextTokenizer
 from training.export_talker import export_talker, load_talker
 from training.graph import Captured, new_pool, training_device
+from training.optimise import Pace, adamw, average_share, fetch, log_row, lr_share, move_average
 from training.talker_data import Batch, Batches, BatchShape, CodeBank, Examples, PromptConfig, batch_shapes
 from training.talker_model import TalkerLosses, add_dropout, new_talker, talker_losses, with_noise
 from training.tokenizer import write_tokenizer
@@ -98,7 +99,9 @@ class TalkerTrainer:
         self.parameters: list[Tensor] = list(self.talker.parameters())
         self._lr = torch.zeros((), device=device)
         self._ema_share = torch.zeros((), device=device)
-        self.optimizer = self._optimizer()
+        self.optimizer = adamw(
+            self.parameters, self._lr, betas=self.config.betas, weight_decay=self.config.weight_decay
+        )
         weights = torch.ones(self.shape.n_vq)
         weights[0] = self.config.first_code_weight
         self._code_weights = (weights / weights.sum()).to(device)
@@ -107,15 +110,6 @@ class TalkerTrainer:
         self.steps = 0
         #: Training time of all runs together.
         self.seconds = 0.0
-
-    def _optimizer(self) -> torch.optim.AdamW:
-        """AdamW without decay on vectors."""
-        groups = [
-            {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": self.config.weight_decay},
-            {"params": [p for p in self.parameters if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        on_gpu = self.device.type == "cuda"
-        return torch.optim.AdamW(groups, lr=self._lr, betas=self.config.betas, fused=on_gpu, capturable=on_gpu)
 
     @property
     def progress(self) -> float:
@@ -143,11 +137,15 @@ class TalkerTrainer:
     def step(self, batch: Batch) -> dict[str, Tensor]:
         """One update; the returned losses are overwritten by the next step of the same shape."""
         config = self.config
-        warm = min(1.0, (self.steps + 1) / max(1, config.warmup_steps))
-        fall = max(0.0, (self.progress - config.decay_from) / (1 - config.decay_from))
-        self._lr.fill_(config.lr * warm * (1 - (1 - config.final_lr_share) * fall))
-        # Early on the average follows quickly, so that it is not made of the random start.
-        self._ema_share.fill_(1 - min(config.ema_decay, (1 + self.steps) / (10 + self.steps)))
+        share = lr_share(
+            self.steps,
+            self.progress,
+            warmup_steps=config.warmup_steps,
+            decay_from=config.decay_from,
+            final_lr_share=config.final_lr_share,
+        )
+        self._lr.fill_(config.lr * share)
+        self._ema_share.fill_(average_share(self.steps, config.ema_decay))
         self.steps += 1
         inputs = _tensors(batch)
         rows_BTR = inputs[0]
@@ -171,11 +169,7 @@ class TalkerTrainer:
         torch.autograd.backward(total)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm, foreach=True)
         self.optimizer.step()
-        with torch.no_grad():
-            average: list[Tensor] = list(self.ema.parameters())
-            towards = torch._foreach_sub(self.parameters, average)
-            torch._foreach_mul_(towards, self._ema_share)
-            torch._foreach_add_(average, towards)
+        move_average(list(self.ema.parameters()), self.parameters, self._ema_share)
         return {"total": total.detach(), "grad_norm": norm} | _figures(found)
 
     @torch.no_grad()
@@ -241,38 +235,33 @@ class TalkerData:
 def train(trainer: TalkerTrainer, data: TalkerData, *, minutes: float, work: Path, out: Path, workers: int) -> None:
     """Steps until `minutes` or the total time have passed."""
     config, start, before = trainer.config, time.monotonic(), trainer.seconds
-    saved, logged, logged_steps = start, start, trainer.steps
+    saved = start
     work.mkdir(parents=True, exist_ok=True)
     held_out = data.validation()
     with (work / "log.jsonl").open("a", encoding="utf-8") as log:
+        pace = Pace()
         for batch in data.stream(config.seed + trainer.steps, workers):
             losses = trainer.step(batch)
+            pace.steps += 1
             now = time.monotonic()
             trainer.seconds = before + now - start
             over = now - start >= 60 * minutes or trainer.progress >= 1
             if trainer.steps % config.log_every == 0 or over:
-                row = {name: round(value.item(), 4) for name, value in losses.items()}
-                step_ms = 1000 * (time.monotonic() - logged) / max(1, trainer.steps - logged_steps)
-                logged, logged_steps = time.monotonic(), trainer.steps
-                place = {"step": trainer.steps, "seconds": round(trainer.seconds, 1), "step_ms": round(step_ms, 2)}
-                _log(log, place | row)
-                if not all(value == value for value in row.values()):
+                row = fetch(losses)
+                place = {"step": trainer.steps, "seconds": round(trainer.seconds, 1), "step_ms": pace.step_ms()}
+                log_row(log, place | row)
+                pace = Pace()
+                if not all(map(math.isfinite, row.values())):
                     raise FloatingPointError(
                         f"a loss is not finite at step {trainer.steps}; go on from WORK with less lr"
                     )
             if over or now - saved > config.checkpoint_seconds:
                 saved = now
-                _log(log, {"step": trainer.steps, "validation": trainer.validate(held_out)})
+                log_row(log, {"step": trainer.steps, "validation": trainer.validate(held_out)})
                 save(trainer, work, out)
+                pace = Pace()
             if over:
                 return
-
-
-def _log(log: TextIO, row: dict[str, Any]) -> None:
-    line = json.dumps(row)
-    log.write(line + "\n")
-    log.flush()
-    print(line, flush=True)
 
 
 def save(trainer: TalkerTrainer, work: Path, out: Path) -> None:

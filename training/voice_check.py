@@ -206,9 +206,15 @@ def broken(measured: dict[str, float], args: argparse.Namespace) -> list[str]:
         if key in measured:
             if not bound.holds(measured[key], limit):
                 wrong.append(f"{bound.figure} is {measured[key]:g}, {'least' if bound.is_least else 'most'} {limit:g}")
-        elif getattr(args, f"bound_{key}") is not None:
+        elif getattr(args, f"bound_{key}") is not None or is_whole(args):
             wrong.append(f"{bound.figure} was not measured")
     return wrong
+
+
+def is_whole(args: argparse.Namespace) -> bool:
+    """Whether everything is tried, so that every bound can be measured."""
+    narrowed = (args.server, args.voice, args.reference, args.texts)
+    return chosen_parts(args) == set(_PARTS) - {"codec-only"} and all(wish is None for wish in narrowed)
 
 
 def limit_of(key: str, args: argparse.Namespace) -> float | None:

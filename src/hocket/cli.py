@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
-import os
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from hocket import __version__
 from hocket.bench.cli import bench_app
-from hocket.errors import AudioFileError, HocketError, InvalidRequestError
+from hocket.cli_options import Device, Dtype, Json, Model, OnlyCodec, print_out
+from hocket.cli_say import say
+from hocket.errors import AudioFileError, HocketError
 
 if TYPE_CHECKING:
-    from hocket.core import Speech, SpeechRequest
     from hocket.models.family import Codec as LoadedCodec
 
 # Heavy imports (torch) happen inside the commands, so that --help and bad arguments answer at once.
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 codec_app = typer.Typer(rich_markup_mode=None, help="Audio to codes and back.")
+app.command()(say)
 app.add_typer(codec_app, name="codec")
 app.add_typer(bench_app, name="bench")
 
@@ -34,13 +33,6 @@ app.add_typer(bench_app, name="bench")
 _LOG = logging.getLogger("hocket")
 #: The exit code of sysexits.h for "internal software error".
 _INTERNAL_ERROR = 70
-
-Model = Annotated[str | None, typer.Option("--model", help="Checkpoint folder or hub id; default: built in.")]
-Codec = Annotated[str | None, typer.Option("--codec", help="Codec folder or hub id; 'none' makes codes only.")]
-OnlyCodec = Annotated[str | None, typer.Option("--codec", help="Codec folder or hub id; default: built in.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -54,110 +46,9 @@ def hocket(
         logging.basicConfig(format="%(message)s")
         _LOG.setLevel(logging.DEBUG)
     if version:
-        _print(f"hocket {__version__}")
+        print_out(f"hocket {__version__}")
     elif context.invoked_subcommand is None:
-        _print(context.get_help())
-
-
-@app.command()
-def say(
-    text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; '-' reads it from standard input.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Audio file; the suffix sets the format; default: out.wav.")
-    ] = None,
-    model: Model = None,
-    codec: Codec = None,
-    voice: Annotated[str | None, typer.Option(help="One of the model's own; `hocket voices` lists them.")] = None,
-    reference: Annotated[list[str] | None, typer.Option(help="Voice to clone: audio file or codes .npy.")] = None,
-    reference_text: Annotated[str | None, typer.Option(help="Words of the one reference: continue it.")] = None,
-    language: Annotated[str | None, typer.Option(help="English name of the language, e.g. English.")] = None,
-    instruction: Annotated[
-        str | None, typer.Option("--instruction", "--instructions", help="How to speak, or who does.")
-    ] = None,
-    task_type: Annotated[
-        str | None, typer.Option(help="Refuse a Qwen3-TTS checkpoint that is not for Base, CustomVoice or VoiceDesign.")
-    ] = None,
-    streaming_text: Annotated[
-        bool | None,
-        typer.Option("--streaming-text/--no-streaming-text", help="Qwen3-TTS reads a token a frame, or all up front."),
-    ] = None,
-    quality: Annotated[str | None, typer.Option(help="Recording quality wanted.")] = None,
-    sound_event: Annotated[str | None, typer.Option(help="Sound event.")] = None,
-    ambient_sound: Annotated[str | None, typer.Option(help="Ambient sound.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Wanted length in frames.")] = None,
-    join: Annotated[str | None, typer.Option(help="Put between reference text and text; default: by script.")] = None,
-    seed: Annotated[int | None, typer.Option(help="0 to 2^63 - 1; the same seed gives the same speech.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus mass; 0 and 1 disable.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 disables.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="1 disables.")] = None,
-    predictor_temperature: Annotated[float | None, typer.Option(help="Of Qwen3-TTS's codes after the first.")] = None,
-    predictor_top_p: Annotated[float | None, typer.Option(help="Likewise.")] = None,
-    predictor_top_k: Annotated[int | None, typer.Option(help="Likewise.")] = None,
-    max_frames: Annotated[int | None, typer.Option(help="Hard cap on new frames.")] = None,
-    text_front: Annotated[
-        bool | None,
-        typer.Option("--text-front/--no-text-front", help="Read numbers and symbols out; default: by the model."),
-    ] = None,
-    codes_out: Annotated[Path | None, typer.Option(help="Also write the new frames' codes (.npy).")] = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    as_json: Json = False,
-) -> None:
-    """Speak TEXT into a file."""
-    request = _request(
-        text=_text(text),
-        text_front=text_front,
-        voice=voice,
-        reference=[Path(item) for item in reference or []],
-        reference_text=reference_text,
-        language=language,
-        instruction=instruction,
-        task_type=task_type,
-        streaming_text=streaming_text,
-        quality=quality,
-        sound_event=sound_event,
-        ambient_sound=ambient_sound,
-        tokens=tokens,
-        join=join,
-        seed=seed,
-        max_frames=max_frames,
-        sampling={
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "repetition_penalty": repetition_penalty,
-            "predictor_temperature": predictor_temperature,
-            "predictor_top_p": predictor_top_p,
-            "predictor_top_k": predictor_top_k,
-        },
-    )
-    if codec == "none" and (output is not None or codes_out is None):
-        raise InvalidRequestError("--codec none makes no audio; leave out --output and give --codes-out FILE.npy")
-
-    from hocket.audio import check_writable, write_audio
-    from hocket.codes_file import check_codes_writable, write_codes
-    from hocket.engine.engine import Engine
-    from hocket.info import checkpoint_extras
-    from hocket.voices import find_voice
-
-    if voice is not None:
-        find_voice(checkpoint_extras(model).voices, voice)  # an error before the weights are loaded
-    if codec != "none":
-        output = output or Path("out.wav")
-        check_writable(output)
-    if codes_out is not None:
-        check_codes_writable(codes_out)
-    with _progress() as show:
-        show("loading")
-        engine = Engine.load(model, codec, device=device, dtype=dtype)
-        show("speaking")
-        speech = engine.generate(request)
-    if output is not None:
-        write_audio(output, speech.samples, speech.sample_rate)
-    if codes_out is not None:
-        write_codes(codes_out, speech.codes)
-    _report(speech, output, codes_out, as_json=as_json)
+        print_out(context.get_help())
 
 
 @app.command()
@@ -168,7 +59,7 @@ def voices(model: Model = None, as_json: Json = False) -> None:
     entries = describe_voices(model)
     width = max(len(str(entry["name"])) for entry in entries)
     lines = [f"{entry['name']:<{width}}  {entry['description']}" for entry in entries]
-    _print(json.dumps(entries) if as_json else "\n".join(lines))
+    print_out(json.dumps(entries) if as_json else "\n".join(lines))
 
 
 @app.command()
@@ -201,7 +92,7 @@ def serve(
         Layer("flag", {name: value for name, value in flags.items() if value is not None}),
     )
     if print_config:
-        _print(loaded.table())
+        print_out(loaded.table())
         return
     from hocket.server.serve import serve as run
 
@@ -237,7 +128,7 @@ def codec_encode(
         raise AudioFileError(f"{str(audio)!r} is shorter than one frame of the codec ({frame_ms:.0f} ms)")
     codes = model.encode_whole(torch.from_numpy(samples).to(device), codebooks).cpu().numpy()
     write_codes(output, codes)
-    _print(f"{output}: {codes.shape[0]} frames of {codes.shape[1]} codes")
+    print_out(f"{output}: {codes.shape[0]} frames of {codes.shape[1]} codes")
 
 
 @codec_app.command("decode")
@@ -262,7 +153,7 @@ def codec_decode(
     model = _load_codec(codec, device, dtype)
     samples = model.decode_whole(torch.from_numpy(codes_TN).to(device)).cpu().numpy()
     write_audio(output, samples, model.config.sample_rate, float32=float32)
-    _print(f"{output}: {samples.shape[1] / model.config.sample_rate:.2f} s of audio")
+    print_out(f"{output}: {samples.shape[1] / model.config.sample_rate:.2f} s of audio")
 
 
 @app.command()
@@ -278,11 +169,11 @@ def info(
 
     facts = describe(model, parse_dtype(dtype), rows)
     if as_json:
-        _print(json.dumps(facts))
+        print_out(json.dumps(facts))
         return
     width = max(len(name) for name in facts)
     shown = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items()}
-    _print("\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in shown.items()))
+    print_out("\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in shown.items()))
 
 
 def main() -> NoReturn:
@@ -311,94 +202,12 @@ def _fail(message: str, code: int, kind: str = "error") -> NoReturn:
     sys.exit(code)
 
 
-def _print(text: str) -> None:
-    """To standard output, at once, so that a reader who has gone away or a full disk is reported here."""
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        # Python flushes once more at exit; that must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            sys.exit(141)  # what a shell reports for a program that SIGPIPE ended
-        raise AudioFileError(f"cannot write to standard output: {error.strerror}") from error
-
-
-def _text(argument: str) -> str:
-    if argument != "-":
-        return argument
-    if sys.stdin is None:
-        raise InvalidRequestError("there is no standard input to read the text from")
-    try:
-        # A byte order mark and Windows line ends belong to the file, not to the text.
-        return sys.stdin.buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"standard input is not UTF-8 (byte {error.start}); convert it first") from None
-
-
-def _request(**fields: Any) -> SpeechRequest:
-    from pydantic import ValidationError
-
-    from hocket.core import Sampling, SpeechRequest
-
-    try:
-        return SpeechRequest(sampling=Sampling(**fields.pop("sampling")), **fields)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        field = str(problem["loc"][0]) if problem["loc"] else ""
-        option = field if field in {"", "text"} else f"--{field.replace('_', '-')}"
-        if problem["type"] == "value_error":
-            message = f"{option} {problem['msg'].removeprefix('Value error, ')}"
-        else:
-            given = str(problem["input"])
-            shown = given if len(given) <= 60 else f"{given[:60]}…"
-            message = f"{option} is {shown}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
-        raise InvalidRequestError(message, param=field or None) from None
-
-
 def _load_codec(codec: str | None, device: str, dtype: str) -> LoadedCodec:
     from hocket.engine.loading import parse_device, parse_dtype
     from hocket.models.registry import builtin_model, codec_folder, load_codec
 
     on, precision = parse_device(device), parse_dtype(dtype)
     return load_codec(codec_folder(builtin_model(), codec), device=on, dtype=precision)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is going on: on a terminal only, whatever the environment says about colours."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("") as status:
-        yield status.update
-
-
-def _report(speech: Speech, output: Path | None, codes_out: Path | None, *, as_json: bool) -> None:
-    seconds, taken = speech.seconds, speech.timings.total_seconds
-    facts = {
-        "audio_seconds": round(seconds, 4),
-        "taken_seconds": round(taken, 4),
-        "frames": len(speech.codes),
-        "seed": speech.seed,
-        "finish_reason": speech.finish_reason,
-    }
-    if as_json:
-        _print(json.dumps({**facts, "output": output and str(output), "codes_out": codes_out and str(codes_out)}))
-        return
-    speed = f", {seconds / taken:.1f} times as fast as it plays" if seconds else ""
-    where = output or codes_out
-    _print(
-        f"{where}: {seconds:.2f} s of audio in {taken:.2f} s{speed} "
-        f"({len(speech.codes)} frames, seed {speech.seed}, {speech.finish_reason})"
-    )
-    if speech.finish_reason == "runaway":
-        print(
-            "note: ended as a runaway: it went on for far longer than its text, repeated itself or fell silent; "
-            "another --seed or temperature may do better",
-            file=sys.stderr,
-        )
 
 
 if __name__ == "__main__":

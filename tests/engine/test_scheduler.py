@@ -328,7 +328,7 @@ class TestPreemption:
         for _ in range(4):
             world.step()  # now each has 8 rows in 2 of the 6 pages, and wants a third for its next frame
         for page in third.pages:
-            world.scheduler._pages.share(page)  # somebody else holds them too
+            world.scheduler._pages.pool.share(page)  # somebody else holds them too
         assert world.scheduler.next_frames().requests == [first]
         assert (first.preemptions, second.preemptions, third.preemptions) == (0, 1, 1)
 

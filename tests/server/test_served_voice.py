@@ -16,6 +16,7 @@ from hocket.audio import decode_audio
 from hocket.errors import EngineStoppedError
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from hocket.voices import ONLY_DEFAULT
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_speech_comes_in_the_order_of_the_requests_with_all_that_a_trial_asks(
     assert all(np.abs(speech.samples).max() > 0.01 for speech in speeches)
     assert {request.text for request in engine.requests} == set(texts)
     assert all(request.sampling.temperature == 0.0 for request in engine.requests)
-    assert list(served.voices) == ["default"]
+    assert served.voices == ONLY_DEFAULT
 
 
 def test_a_recording_and_its_words_are_sent_along(served: ServedEngine, engine: FakeEngine) -> None:

@@ -193,13 +193,20 @@ def test_figures_are_those_that_bounds_are_about() -> None:
         (["--max-wer", "0.04"], ["WER, default voice is 0.05, most 0.04"]),
         (["--min-words", "18"], ["single words recognised of 20 is 17, least 18"]),
         (["--max-rtf", "0.3"], ["RTF, one stream was not measured"]),
-        (["--targets"], ["single words recognised of 20 is 17, least 18"]),
-        (["--targets", "--min-words", "17"], []),
+        (["--targets", "--voices"], ["single words recognised of 20 is 17, least 18"]),
+        (["--targets", "--voices", "--min-words", "17"], []),
     ],
 )
 def test_bounds_that_do_not_hold_are_named(arguments: list[str], wrong: list[str]) -> None:
     args = voice_check.parse(arguments)
     assert voice_check.broken({"wer": 0.05, "words": 17}, args) == wrong
+
+
+def test_a_whole_trial_must_measure_every_goal() -> None:
+    wrong = voice_check.broken({"wer": 0.05, "words": 18}, voice_check.parse(["--targets"]))
+    assert wrong == [
+        f"{bound.figure} was not measured" for key, bound in voice_check.BOUNDS.items() if key not in ("wer", "words")
+    ]
 
 
 def test_what_runs_is_what_was_asked_for() -> None:

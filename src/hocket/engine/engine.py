@@ -158,7 +158,7 @@ class Engine:
                     show(len(jobs) - len(talking))
         finally:
             self._close(talking)
-        return [self._speech(job) for job in jobs]
+        return [job.speech(self.sample_rate) for job in jobs]
 
     def stream(self, request: SpeechRequest) -> Generator[AudioChunk, None, None]:
         """Yield audio as it is made, in chunks of `config.chunks`; the last one carries how it ended, and no samples.
@@ -356,13 +356,7 @@ class Engine:
     def _end(self, job: Job, reason: FinishReason) -> None:
         """The only place where requests leave the engine."""
         del self._jobs[job.id]
-        end = RequestEnd(
-            finish_reason=job.limit_reason if reason == "length" else reason,
-            seed=job.seed,
-            timings=job.timings(self._clock(), self.frame_seconds),
-            error=job.error,
-            prompt_rows=0 if job.prompt is None else len(job.prompt.rows),
-        )
+        end = job.ended(reason, self._clock(), self.frame_seconds)
         # Without a codec the codes were not delivered yet.
         is_codes_only = self._codec is None and job.scheduled is not None and job.scheduled.wants_audio
         codes = self._codes(job, 0, job.in_scheduler.frames if is_codes_only else 0)
@@ -370,11 +364,7 @@ class Engine:
         job.end = end
 
     def _emit(
-        self,
-        job: Job,
-        samples_CS: NDArray[np.float32],
-        codes_FN: NDArray[np.int64],
-        end: RequestEnd | None = None,
+        self, job: Job, samples_CS: NDArray[np.float32], codes_FN: NDArray[np.int64], end: RequestEnd | None = None
     ) -> None:
         chunk = AudioChunk(job.id, samples_CS, self.sample_rate, codes_FN, end)
         (self._ready if job.outbox is None else job.outbox).append(chunk)
@@ -405,15 +395,3 @@ class Engine:
             # Inside a step it is the garbage collector that closes an iterator; the step goes on after that.
             while not self._is_stepping and any(job.end is None for job in jobs):
                 self._advance()
-
-    def _speech(self, job: Job) -> Speech:
-        assert job.end is not None
-        assert job.outbox is not None
-        return Speech(
-            samples=np.concatenate([chunk.samples for chunk in job.outbox], axis=1),
-            sample_rate=self.sample_rate,
-            codes=np.concatenate([chunk.codes for chunk in job.outbox]),
-            finish_reason=job.end.finish_reason,
-            seed=job.end.seed,
-            timings=job.end.timings,
-        )

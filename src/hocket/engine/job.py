@@ -17,6 +17,7 @@ from hocket.core import (
     PromptRows,
     RequestEnd,
     ResolvedSampling,
+    Speech,
     SpeechRequest,
     Timings,
 )
@@ -117,4 +118,27 @@ class Job:
             total_seconds=now - self.added_at,
             late_seconds=self.scheduled.late_seconds,
             speech_seconds=self.scheduled.frames * frame_seconds,
+        )
+
+    def ended(self, reason: FinishReason, now: float, frame_seconds: float) -> RequestEnd:
+        """How it ended, for the caller."""
+        return RequestEnd(
+            finish_reason=self.limit_reason if reason == "length" else reason,
+            seed=self.seed,
+            timings=self.timings(now, frame_seconds),
+            error=self.error,
+            prompt_rows=0 if self.prompt is None else len(self.prompt.rows),
+        )
+
+    def speech(self, sample_rate: int) -> Speech:
+        """All that it said: of a request that is over, for a caller inside the engine."""
+        assert self.end is not None
+        assert self.outbox is not None
+        return Speech(
+            samples=np.concatenate([chunk.samples for chunk in self.outbox], axis=1),
+            sample_rate=sample_rate,
+            codes=np.concatenate([chunk.codes for chunk in self.outbox]),
+            finish_reason=self.end.finish_reason,
+            seed=self.end.seed,
+            timings=self.end.timings,
         )

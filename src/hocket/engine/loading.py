@@ -125,16 +125,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     ]
     weight_bytes = sum(tensor.nbytes for tensor in weights)
     if device.type == "cpu":
-        for module in (model.talker, codec):
-            if isinstance(module, nn.Module):
-                lay_out_for_cpu(module)
-    if device.type == "cpu" and not config.strict:
-        stalls = weight_bytes < _SMALL_WEIGHT_BYTES and not Environment.read().openmp_sleeps
-        torch.set_num_threads(config.cpu_threads or (1 if stalls else torch.get_num_threads()))
-    elif device.type == "cpu":
-        # With more threads a row's bits depend on which thread computed it (seen in matrix products of 7 rows and in
-        # attention of one query, PyTorch 2.13), so on its place in the batch.
-        torch.set_num_threads(1)
+        _settle_on_cpu(model, codec, config, weight_bytes)
     plan = plan_memory(
         config,
         talker,
@@ -180,6 +171,20 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         text_front=text_front_of(model.extras, config),
         lookahead=device.type == "cuda" if config.lookahead is None else config.lookahead,
     )
+
+
+def _settle_on_cpu(model: LoadedTalker, codec: Codec | None, config: EngineConfig, weight_bytes: int) -> None:
+    """Weights in the order that a CPU reads them in, and the number of threads."""
+    for module in (model.talker, codec):
+        if isinstance(module, nn.Module):
+            lay_out_for_cpu(module)
+    if config.strict:
+        # With more threads a row's bits depend on which thread computed it (seen in matrix products of 7 rows and in
+        # attention of one query, PyTorch 2.13), so on its place in the batch.
+        torch.set_num_threads(1)
+        return
+    stalls = weight_bytes < _SMALL_WEIGHT_BYTES and not Environment.read().openmp_sleeps
+    torch.set_num_threads(config.cpu_threads or (1 if stalls else torch.get_num_threads()))
 
 
 def text_front_of(extras: Extras, config: EngineConfig) -> TextFront | None:

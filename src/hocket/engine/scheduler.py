@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
 from hocket.engine.chunks import DecodeQueue
-from hocket.engine.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool
+from hocket.engine.memory import RowPool
 from hocket.engine.request import (
     NO_ROW,
     DecodeBatch,
@@ -30,6 +31,7 @@ from hocket.engine.request import (
     RequestState,
     SchedulerStats,
 )
+from hocket.engine.request_pages import RequestPages
 from hocket.engine.scheduler_config import SchedulerConfig
 from hocket.errors import CapacityError, HocketError, InvalidRequestError
 
@@ -37,22 +39,15 @@ _rank = attrgetter("rank")
 
 
 class Scheduler:
-    """`chunks` is `None` for an engine without a codec: a request then ends with its last frame.
-
-    `page_table` int32 [rows, pages of max_context_rows] is kept up to date here: the pages of the request in that row,
-    in order, then the scratch page. Runners read it.
-    """
+    """`chunks` is `None` for an engine without a codec: a request then ends with its last frame."""
 
     def __init__(
         self, config: SchedulerConfig, chunks: ChunkPolicy | None, *, frame_seconds: float, fixed_chunks: bool = False
     ) -> None:
         self.config = config
         self._rows = RowPool(config.rows)
-        self._pages = PagePool(config.pages, config.page_rows)
-        self._prefixes = PrefixCache(self._pages, enabled=config.prefix_cache)
+        self._pages = RequestPages(config)
         self._decodes = None if chunks is None else DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks)
-        width = self._pages.pages_for(config.max_context_rows)
-        self.page_table: NDArray[np.int32] = np.full((config.rows, width), SCRATCH_PAGE, dtype=np.int32)
         # Every request that is not over is in exactly one of these; all but _ending are kept in rank order.
         self._waiting: list[Request] = []
         self._prefilling: list[Request] = []
@@ -85,7 +80,7 @@ class Scheduler:
         Raises `CapacityError` when the queue is full, and `InvalidRequestError` when it could not run even alone.
         """
         rows = len(prompt) + max_frames
-        limit = min(self.config.max_context_rows, self._pages.capacity * self.config.page_rows)
+        limit = min(self.config.max_context_rows, self._pages.pool.capacity * self.config.page_rows)
         if len(prompt) < 1 or max_frames < 1:
             raise InvalidRequestError(f"a request needs a prompt row and a frame, got {len(prompt)} and {max_frames}")
         if rows > limit:
@@ -103,7 +98,7 @@ class Scheduler:
             prompt=prompt,
             max_frames=max_frames,
             streaming=streaming,
-            digests=self._prefixes.digests(prompt, prefix_salt),
+            digests=self._pages.prefixes.digests(prompt, prefix_salt),
             added_at=now,
             codec_ready=codec_ready,
         )
@@ -174,13 +169,15 @@ class Scheduler:
         admitted = []
         while self._waiting:
             request = self._waiting[0]
-            if (request.row == NO_ROW and not self._rows.free) or not self._reserve_pages(request):
+            if (request.row == NO_ROW and not self._rows.free) or not self._pages.reserve(
+                request, chain(self._prefilling, self._running)
+            ):
                 break
             del self._waiting[0]
             if request.row == NO_ROW:
                 request.row = self._rows.acquire()
                 request.admitted_at = now
-            self.page_table[request.row, : len(request.pages)] = request.pages
+            self._pages.enter(request)
             request.state = RequestState.PREFILL
             insort(self._prefilling, request, key=_rank)
             admitted.append(request)
@@ -194,7 +191,7 @@ class Scheduler:
         budget = self.config.prefill_rows_per_step
         items = []
         for request in self._prefilling:
-            self._take_computed_pages(request)
+            self._pages.take_computed(request)
             start = request.computed_rows
             end = request.prompt_rows
             if start >= end:
@@ -210,16 +207,12 @@ class Scheduler:
 
     def finish_prefill(self, items: Sequence[PrefillItem], now: float) -> None:
         """`items` have been launched: their pages may be shared, and requests with no row left to compute run."""
-        page_rows = self.config.page_rows
         for item in items:
             request = item.request
             if request.state is not RequestState.PREFILL:
                 continue
-            first = item.start // page_rows
             request.computed_rows = item.start + item.count
-            last = min(request.computed_rows // page_rows, len(request.digests))
-            if first < last:
-                self._prefixes.insert(request.pages[first:last], request.digests[first:last])
+            self._pages.publish(request, item.start)
             if request.computed_rows == request.prompt_rows + request.launched:
                 if request.launched == 0:
                     request.prefilled_at = now
@@ -280,6 +273,11 @@ class Scheduler:
     # ---- what is seen from outside
 
     @property
+    def page_table(self) -> NDArray[np.int32]:
+        """int32 [rows, pages of max_context_rows], which runners read: `RequestPages.table`."""
+        return self._pages.table
+
+    @property
     def max_decode_batch(self) -> int:
         """Streams that go to the codec together; 0 without a codec."""
         return 0 if self._decodes is None else self._decodes.policy.max_batch
@@ -305,11 +303,11 @@ class Scheduler:
             running=len(self._running),
             ending=len(self._ending),
             rows_free=self._rows.free,
-            pages_free=self._pages.free,
-            pages_kept=self._pages.kept,
-            prefix_hit_rows=self._prefixes.hit_rows,
-            prefix_miss_rows=self._prefixes.miss_rows,
-            prefix_evictions=self._pages.evictions,
+            pages_free=self._pages.pool.free,
+            pages_kept=self._pages.pool.kept,
+            prefix_hit_rows=self._pages.prefixes.hit_rows,
+            prefix_miss_rows=self._pages.prefixes.miss_rows,
+            prefix_evictions=self._pages.pool.evictions,
             preemptions=self._preemptions,
             underruns=0 if self._decodes is None else self._decodes.underruns,
         )
@@ -318,21 +316,7 @@ class Scheduler:
         """Raise `HocketError`, saying what is off, unless every row and page is where the requests say it is."""
         live = [*self._waiting, *self._prefilling, *self._running, *self._ending]
         self._rows.check(request.row for request in live if request.row != NO_ROW)
-        self._pages.check(request.pages for request in live)
-        expected = np.full_like(self.page_table, SCRATCH_PAGE)
-        for request in live:
-            if request.row != NO_ROW:
-                expected[request.row, : len(request.pages)] = request.pages
-            if request.capacity_rows != len(request.pages) * self.config.page_rows:
-                raise HocketError(
-                    f"request {request.id} has {len(request.pages)} pages for {request.capacity_rows} rows"
-                )
-            if request.computed_rows > request.capacity_rows:
-                raise HocketError(
-                    f"request {request.id} has {request.computed_rows} rows in {len(request.pages)} pages"
-                )
-        if not np.array_equal(expected, self.page_table):
-            raise HocketError("the page table and the requests' pages disagree")
+        self._pages.check(live)
         for state, queue in self._queues.items():
             for request in queue:
                 if request.state is not state:
@@ -343,54 +327,16 @@ class Scheduler:
 
     # ---- rows and pages
 
-    def _reserve_pages(self, request: Request) -> bool:
-        """Give a waiting request the pages of all rows it must compute, where that leaves a page to grow for it and for
-        each active request that still grows: one that only just fits would soon be preempted, and computed twice.
-        """
-        pages = self._pages
-        wanted = pages.pages_for(request.prompt_rows + request.launched)
-        known = self._prefixes.match(request.digests, request.prompt_rows)
-        growth = int(wanted < pages.pages_for(request.max_rows))
-        for queue in (self._prefilling, self._running):
-            growth += sum(active.capacity_rows < active.max_rows for active in queue)
-        woken = sum(pages.references(page) == 0 for page in known)
-        if wanted - len(known) + growth > pages.available - woken:
-            return False
-        self._prefixes.take(known)
-        request.pages = known + pages.acquire(wanted - len(known))
-        request.capacity_rows = wanted * self.config.page_rows
-        request.computed_rows = len(known) * self.config.page_rows
-        return True
-
-    def _take_computed_pages(self, request: Request) -> None:
-        """Swap pages about to be computed for pages with the same rows that another request has computed meanwhile."""
-        page_rows = self.config.page_rows
-        if request.computed_rows % page_rows:
-            return
-        first = request.computed_rows // page_rows
-        known = self._prefixes.match(request.digests, request.prompt_rows, first=first)
-        if not known:
-            return
-        last = first + len(known)
-        self._prefixes.take(known)
-        self._pages.release(request.pages[first:last])
-        request.pages[first:last] = known
-        self.page_table[request.row, first:last] = known
-        request.computed_rows = last * page_rows
-
     def _grow(self, request: Request) -> bool:
         """Add a page to a running request, if need be at the cost of those ranked behind it; False: it waits a step.
 
         It waits where all others rank before it (they would only preempt it in turn), and where pages are coming back
         anyway: an ending request's within two steps, for which a preemption would be a high price.
         """
-        while not self._pages.available:
+        while not self._pages.pool.available:
             if any(other.pages for other in self._ending) or not self._preempt_behind(request):
                 return False
-        page = self._pages.acquire(1)[0]
-        self.page_table[request.row, len(request.pages)] = page
-        request.pages.append(page)
-        request.capacity_rows += self.config.page_rows
+        self._pages.grow(request)
         return True
 
     def _preempt_behind(self, request: Request) -> bool:
@@ -410,14 +356,8 @@ class Scheduler:
         return True
 
     def _give_back(self, request: Request, *, with_row: bool) -> None:
-        """The only place where rows and pages are given back. Frames in flight may still write to a preempted request's
-        pages, which is harmless: whoever gets those is served by later launches of the same stream.
-        """
-        self._pages.release(request.pages)
-        if request.row != NO_ROW:
-            self.page_table[request.row, : len(request.pages)] = SCRATCH_PAGE
-        request.pages = []
-        request.capacity_rows = request.computed_rows = 0
+        """The only place where rows and pages are given back."""
+        self._pages.give_back(request)
         if with_row and request.row != NO_ROW:
             self._rows.release(request.row)
             request.row = NO_ROW

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from hocket.core import StrictModel
 from hocket.errors import ConfigError
 from hocket.models.qwen3 import Qwen3BackboneConfig
 
@@ -85,6 +87,41 @@ class Qwen3Section(Section):
             norm_eps=self.rms_norm_eps,
             rope_theta=self._thetas[0] if self._thetas else 1e6,
         )
+
+
+class Qwen3TalkerConfig(StrictModel):
+    """What every talker around a Qwen3 backbone says of itself."""
+
+    backbone: Qwen3BackboneConfig
+    #: Rows a sequence may have.
+    max_positions: Size
+    #: Codes of each codebook.
+    audio_codebook_sizes: tuple[Size, ...]
+
+    @property
+    def n_vq(self) -> int:
+        return len(self.audio_codebook_sizes)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.backbone.hidden_size
+
+    @property
+    def layers(self) -> int:
+        """Backbone layers: those with paged keys and values."""
+        return self.backbone.layers
+
+    @property
+    def kv_heads(self) -> int:
+        return self.backbone.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.backbone.head_dim
+
+    def kv_bytes_per_row(self, dtype: torch.dtype) -> int:
+        """Bytes of the keys and values that one row takes in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

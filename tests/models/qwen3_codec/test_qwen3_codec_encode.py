@@ -175,9 +175,14 @@ def test_bad_calls_say_what_is_wrong() -> None:
         codec.encode(torch.zeros(1, 1, 3 * 1920), state, row_B)
     with pytest.raises(InvalidRequestError, match=r"counts must be 0 \.\. 1"):
         codec.encode(torch.zeros(1, 1, 1920), state, row_B, torch.tensor([1921]))
-    with pytest.raises(InvalidRequestError, match=r"float32 \[batch, 1, samples\]"):
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"float32 \[batch, channels, samples\] with 1 channel\(s\), got torch.float32 \[1, 2, 1920\]",
+    ):
         codec.encode(torch.zeros(1, 2, 1920), state, row_B)
-    with pytest.raises(InvalidRequestError, match=r"float32 \[1, samples\]"):
+    with pytest.raises(
+        InvalidRequestError, match=r"float32 \[channels, samples\] with 1 channel\(s\), got torch.float64"
+    ):
         codec.encode_whole(torch.zeros(1, 1920, dtype=torch.float64))
     with pytest.raises(InvalidRequestError, match="16 codebooks, 17"):
         codec.encode_whole(torch.zeros(1, 1920), 17)

@@ -1,7 +1,6 @@
 """MOSS-Audio-Tokenizer: samples to codes and back, streaming on rows (spec/moss 2; v1 in 2.9).
 
-Streaming is exact: any chunking of a stream gives what the whole sequence gives, for the decoder and the encoder, so
-whole files go through the same code in bounded chunks.
+Streaming is exact: any chunking of a stream gives what the whole sequence gives, for the decoder and the encoder.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import InvalidRequestError
 from hocket.models.codec_state import CodecState, Direction
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer
-
-#: Frames per step when a whole file is coded: bounds memory whatever the length.
-WHOLE_CHUNK_FRAMES = 32
+from hocket.models.streaming_codec import StreamingCodec
 
 
 class PatchMerge(nn.Module):
@@ -43,8 +39,10 @@ class PatchSplit(nn.Module):
         return x_BTD.view(*x_BTD.shape[:2], -1, self.size).transpose(2, 3).flatten(1, 2)
 
 
-class MossCodec(nn.Module):
+class MossCodec(StreamingCodec):
     """Encoder, residual quantizer and decoder. Call `finalize` once after the weights are in place."""
+
+    config: MossCodecConfig
 
     def __init__(self, config: MossCodecConfig) -> None:
         super().__init__()
@@ -63,8 +61,8 @@ class MossCodec(nn.Module):
         """State for `rows` streams that are decoded at most `max_chunk_frames` frames at a time."""
         return self._new_state("decoder", self.config.decoder, rows, max_chunk_frames)
 
-    def new_encoder_state(self, rows: int, max_chunk_frames: int) -> CodecState:
-        """State for `rows` streams that are encoded at most `max_chunk_frames` frames at a time."""
+    def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
+        """State for `rows` streams that are encoded at most `max_chunk_frames` frames at a time, endlessly."""
         return self._new_state("encoder", self.config.encoder, rows, max_chunk_frames)
 
     @torch.inference_mode()
@@ -105,53 +103,6 @@ class MossCodec(nn.Module):
         state.check_call("encoder", batch, frames, rows_B, counts_B)
         latent_BTD = self._stream(self.encoder, mono_BS1, state, rows_B, counts_B, frames)
         return self.quantizer.encode(latent_BTD, n_codebooks)
-
-    # Whole files
-
-    def decode_whole(self, codes_TN: Tensor) -> Tensor:
-        """Codes of one recording -> samples float32 [C, T * frame_samples]. Memory does not grow with T."""
-        self._check_codes(codes_TN, 2, check_values=True)
-        frames = codes_TN.shape[0]
-        if frames == 0:
-            return torch.zeros(self.config.channels, 0, device=codes_TN.device)
-        state = self.new_decoder_state(1, min(frames, WHOLE_CHUNK_FRAMES))
-        row_B = torch.zeros(1, dtype=torch.int64, device=codes_TN.device)
-        chunks = [
-            self.decode(chunk_TN[None], state, row_B)[0] for chunk_TN in torch.split(codes_TN, state.max_chunk_frames)
-        ]
-        return torch.cat(chunks, dim=-1)
-
-    def encode_whole(self, samples_CS: Tensor, n_codebooks: int | None = None) -> Tensor:
-        """Samples of one recording, cut to whole frames -> codes int64 [T, n_codebooks]."""
-        return self.encode_batch([samples_CS], n_codebooks)[0]
-
-    def encode_batch(self, samples: Sequence[Tensor], n_codebooks: int | None = None) -> list[Tensor]:
-        """Recordings float32 [C, S_i] of any lengths -> their codes int64 [T_i, n_codebooks], each as if alone."""
-        n_codebooks = self._check_n_codebooks(n_codebooks)
-        for samples_CS in samples:
-            self._check_samples(samples_CS, 2)
-        frame_samples = self.config.frame_samples
-        frames = [samples_CS.shape[-1] // frame_samples for samples_CS in samples]
-        codes = [
-            torch.empty(f, n_codebooks, dtype=torch.int64, device=s.device)
-            for f, s in zip(frames, samples, strict=True)
-        ]
-        longest = max(frames, default=0)
-        if longest == 0:
-            return codes
-        state = self.new_encoder_state(len(samples), min(longest, WHOLE_CHUNK_FRAMES))
-        for start in range(0, longest, state.max_chunk_frames):
-            rows = [row for row in range(len(samples)) if frames[row] > start]
-            counts = [min(frames[row] - start, state.max_chunk_frames) for row in rows]
-            chunk_BCS = samples[0].new_zeros(len(rows), self.config.channels, max(counts) * frame_samples)
-            for b, (row, count) in enumerate(zip(rows, counts, strict=True)):
-                first, length = start * frame_samples, count * frame_samples
-                chunk_BCS[b, :, :length] = samples[row][:, first : first + length]
-            rows_B, counts_B = torch.tensor([rows, counts], device=chunk_BCS.device)
-            codes_BTN = self.encode(chunk_BCS, state, rows_B, counts_B * frame_samples, n_codebooks)
-            for b, (row, count) in enumerate(zip(rows, counts, strict=True)):
-                codes[row][start : start + count] = codes_BTN[b, :count]
-        return codes
 
     # Whole sequences, differentiable
 
@@ -197,47 +148,12 @@ class MossCodec(nn.Module):
 
     def _to_mono(self, samples_BCS: Tensor) -> Tensor:
         """Channels interleaved into one stream [B, S * C, 1]."""
-        self._check_samples(samples_BCS, 3)
-        samples, frame_samples = samples_BCS.shape[-1], self.config.frame_samples
-        if samples == 0 or samples % frame_samples:
-            raise InvalidRequestError(
-                f"{samples} samples are not one or more whole frames of {frame_samples}; cut or pad them"
-            )
+        self._check_whole_frames(samples_BCS)
         return samples_BCS.transpose(1, 2).reshape(samples_BCS.shape[0], -1, 1)
 
     def _to_samples(self, mono_BS1: Tensor) -> Tensor:
         """The inverse of `_to_mono`, float32."""
         return mono_BS1.float().reshape(mono_BS1.shape[0], -1, self.config.channels).transpose(1, 2)
-
-    def _check_samples(self, samples: Tensor, dims: int) -> None:
-        if samples.dim() != dims or samples.shape[-2] != self.config.channels or samples.dtype != torch.float32:
-            shape = "[batch, channels, samples]" if dims == 3 else "[channels, samples]"
-            raise InvalidRequestError(
-                f"audio must be float32 {shape} with {self.config.channels} channel(s), "
-                f"got {samples.dtype} {list(samples.shape)}"
-            )
-
-    def _check_codes(self, codes: Tensor, dims: int, *, check_values: bool) -> None:
-        if codes.dim() != dims or codes.dtype != torch.int64:
-            shape = "[batch, frames, codebooks]" if dims == 3 else "[frames, codebooks]"
-            raise InvalidRequestError(f"codes must be int64 {shape}, got {codes.dtype} {list(codes.shape)}")
-        self._check_n_codebooks(codes.shape[-1])
-        if check_values and codes.numel():
-            low, high = (int(bound) for bound in codes.aminmax())
-            if low < 0 or high >= self.config.codebook_size:
-                raise InvalidRequestError(
-                    f"codes must be 0 .. {self.config.codebook_size - 1}, got {low} .. {high}; "
-                    "remove padding before decoding"
-                )
-
-    def _check_n_codebooks(self, n_codebooks: int | None) -> int:
-        if n_codebooks is None:
-            return self.config.n_codebooks
-        if not 1 <= n_codebooks <= self.config.n_codebooks:
-            raise InvalidRequestError(
-                f"this codec has {self.config.n_codebooks} codebooks, {n_codebooks} were asked for"
-            )
-        return n_codebooks
 
 
 def _stage(spec: StageSpec, patch: type[PatchMerge] | type[PatchSplit]) -> nn.Module:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from pydantic import ValidationError, model_validator
 
-from hocket.core import StrictModel, VoiceTraits
+from hocket.core import VoiceTraits
 from hocket.errors import ConfigError
-from hocket.models.config_file import Id, Layers, PositiveFloat, Qwen3Section, Section, Size, config_error, same
+from hocket.models.config_file import (
+    Id,
+    Layers,
+    PositiveFloat,
+    Qwen3Section,
+    Qwen3TalkerConfig,
+    Section,
+    Size,
+    config_error,
+    same,
+)
 from hocket.models.moss_local.depth import DepthConfig
-from hocket.models.qwen3 import Qwen3BackboneConfig
 
 MODEL_TYPE = "moss_tts_local"
 
@@ -92,18 +100,14 @@ class _File(Section):
         return self
 
 
-class MossLocalConfig(StrictModel):
+class MossLocalConfig(Qwen3TalkerConfig):
     """Dimensions and ids of one MOSS-TTS-Local model."""
 
-    backbone: Qwen3BackboneConfig
     depth: DepthConfig
 
     #: Rows of the text embedding.
     vocab_size: Size
-    #: Rows a sequence may have.
-    max_positions: Size
-    #: Codes of each codebook; the pad code lies outside them all and has no embedding.
-    audio_codebook_sizes: tuple[Size, ...]
+    #: Lies outside all codebooks and has no embedding.
     audio_pad_code: Id
 
     pad_token_id: Id
@@ -194,27 +198,6 @@ class MossLocalConfig(StrictModel):
         )
 
     @property
-    def n_vq(self) -> int:
-        return len(self.audio_codebook_sizes)
-
-    @property
-    def hidden_size(self) -> int:
-        return self.backbone.hidden_size
-
-    @property
-    def layers(self) -> int:
-        """Backbone layers: those with paged keys and values."""
-        return self.backbone.layers
-
-    @property
-    def kv_heads(self) -> int:
-        return self.backbone.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.backbone.head_dim
-
-    @property
     def frame_text_id(self) -> int:
         """Text column of generated frames."""
         return self.audio_assistant_slot_token_id
@@ -228,7 +211,3 @@ class MossLocalConfig(StrictModel):
     def voice_traits(self) -> VoiceTraits:
         """Recordings come to about one loudness (spec/moss 1.8)."""
         return VoiceTraits()
-
-    def kv_bytes_per_row(self, dtype: torch.dtype) -> int:
-        """Bytes of the keys and values that one row takes in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize

@@ -266,7 +266,7 @@ class Qwen3CodecConfig:
         return self.decoder.codebook_size
 
     @property
-    def max_recording_frames(self) -> int | None:
+    def max_recording_frames(self) -> int:
         """Longest recording that a stream of `new_encoder_state` takes."""
         return int(MAX_STREAM_SECONDS * self.frame_rate_hz)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-import torch
 from pydantic import ValidationError, model_validator
 
-from hocket.core import StrictModel, TaskType, VoiceTraits
+from hocket.core import TaskType, VoiceTraits
 from hocket.errors import ConfigError
-from hocket.models.config_file import Id, Layers, Qwen3Section, Section, Size, config_error
+from hocket.models.config_file import Id, Layers, Qwen3Section, Qwen3TalkerConfig, Section, Size, config_error
 from hocket.models.qwen3 import Qwen3BackboneConfig
 
 MODEL_TYPE = "qwen3_tts"
@@ -77,13 +76,12 @@ class _File(Section):
     speaker_encoder_config: dict[str, Any] | None = None
 
 
-class Qwen3TtsConfig(StrictModel):
+class Qwen3TtsConfig(Qwen3TalkerConfig):
     """Dimensions and ids of one Qwen3-TTS talker."""
 
     kind: Kind
     #: Whether descriptions ("instructions") are read; the 0.6B checkpoints were made without them (spec/qwen3 1).
     takes_instructions: bool
-    backbone: Qwen3BackboneConfig
     predictor: Qwen3BackboneConfig
 
     #: Rows and width of the text embedding, in front of the projection to the backbone's width.
@@ -91,10 +89,6 @@ class Qwen3TtsConfig(StrictModel):
     text_hidden_size: Size
     #: Rows of the codec embedding and of the first codebook's head: codes, then control ids.
     codec_vocab_size: Size
-    #: Codes of each codebook.
-    audio_codebook_sizes: tuple[Size, ...]
-    #: Rows a sequence may have.
-    max_positions: Size
 
     im_start_token_id: Id
     im_end_token_id: Id
@@ -209,27 +203,6 @@ class Qwen3TtsConfig(StrictModel):
         )
 
     @property
-    def n_vq(self) -> int:
-        return len(self.audio_codebook_sizes)
-
-    @property
-    def hidden_size(self) -> int:
-        return self.backbone.hidden_size
-
-    @property
-    def layers(self) -> int:
-        """Backbone layers: those with paged keys and values."""
-        return self.backbone.layers
-
-    @property
-    def kv_heads(self) -> int:
-        return self.backbone.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.backbone.head_dim
-
-    @property
     def sampling_rate(self) -> int:
         return SAMPLING_RATE
 
@@ -267,10 +240,6 @@ class Qwen3TtsConfig(StrictModel):
     def projects_to_predictor(self) -> bool:
         """Whether the predictor's inputs are projected to its width (spec/qwen3 6)."""
         return self.backbone.hidden_size != self.predictor.hidden_size
-
-    def kv_bytes_per_row(self, dtype: torch.dtype) -> int:
-        """Bytes of the keys and values that one row takes in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
 
 
 def _lower(by_name: Mapping[str, ValueT]) -> dict[str, ValueT]:

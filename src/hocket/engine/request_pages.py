@@ -1,0 +1,108 @@
+"""Which pages each request holds, and the page table that runners read: all of it changes here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.engine.memory import SCRATCH_PAGE, PagePool, PrefixCache
+from hocket.engine.request import NO_ROW, Request
+from hocket.engine.scheduler_config import SchedulerConfig
+from hocket.errors import HocketError
+
+
+class RequestPages:
+    """Writes `pages`, `capacity_rows` and, where pages are taken over computed, `computed_rows` of requests.
+
+    `table` int32 [rows, pages of max_context_rows]: the pages of the request in that row, in order, then the scratch
+    page.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pool = PagePool(config.pages, config.page_rows)
+        self.prefixes = PrefixCache(self.pool, enabled=config.prefix_cache)
+        self._page_rows = config.page_rows
+        width = self.pool.pages_for(config.max_context_rows)
+        self.table: NDArray[np.int32] = np.full((config.rows, width), SCRATCH_PAGE, dtype=np.int32)
+
+    def reserve(self, request: Request, active: Iterable[Request]) -> bool:
+        """Give a waiting request the pages of all rows it must compute, where that leaves a page to grow for it and for
+        each `active` request that still grows: one that only just fits would soon be preempted, and computed twice.
+        """
+        pool = self.pool
+        wanted = pool.pages_for(request.prompt_rows + request.launched)
+        known = self.prefixes.match(request.digests, request.prompt_rows)
+        growth = int(wanted < pool.pages_for(request.max_rows))
+        growth += sum(other.capacity_rows < other.max_rows for other in active)
+        woken = sum(pool.references(page) == 0 for page in known)
+        if wanted - len(known) + growth > pool.available - woken:
+            return False
+        self.prefixes.take(known)
+        request.pages = known + pool.acquire(wanted - len(known))
+        request.capacity_rows = wanted * self._page_rows
+        request.computed_rows = len(known) * self._page_rows
+        return True
+
+    def enter(self, request: Request) -> None:
+        """Write the table for a request that has reserved pages and got a row."""
+        self.table[request.row, : len(request.pages)] = request.pages
+
+    def take_computed(self, request: Request) -> None:
+        """Swap pages about to be computed for pages with the same rows that another request has computed meanwhile."""
+        page_rows = self._page_rows
+        if request.computed_rows % page_rows:
+            return
+        first = request.computed_rows // page_rows
+        known = self.prefixes.match(request.digests, request.prompt_rows, first=first)
+        if not known:
+            return
+        last = first + len(known)
+        self.prefixes.take(known)
+        self.pool.release(request.pages[first:last])
+        request.pages[first:last] = known
+        self.table[request.row, first:last] = known
+        request.computed_rows = last * page_rows
+
+    def publish(self, request: Request, start: int) -> None:
+        """Let others share the full prompt pages that `request` has computed since row `start`."""
+        first = start // self._page_rows
+        last = min(request.computed_rows // self._page_rows, len(request.digests))
+        if first < last:
+            self.prefixes.insert(request.pages[first:last], request.digests[first:last])
+
+    def grow(self, request: Request) -> None:
+        """Add a page, which must be available."""
+        page = self.pool.acquire(1)[0]
+        self.table[request.row, len(request.pages)] = page
+        request.pages.append(page)
+        request.capacity_rows += self._page_rows
+
+    def give_back(self, request: Request) -> None:
+        """Take all pages away, so that its rows are no longer computed. Frames in flight may still write to a preempted
+        request's pages, which is harmless: whoever gets those is served by later launches of the same stream.
+        """
+        self.pool.release(request.pages)
+        if request.row != NO_ROW:
+            self.table[request.row, : len(request.pages)] = SCRATCH_PAGE
+        request.pages = []
+        request.capacity_rows = request.computed_rows = 0
+
+    def check(self, live: Sequence[Request]) -> None:
+        """Raise `HocketError`, saying what is off, unless every page is where the `live` requests say it is."""
+        self.pool.check(request.pages for request in live)
+        expected = np.full_like(self.table, SCRATCH_PAGE)
+        for request in live:
+            if request.row != NO_ROW:
+                expected[request.row, : len(request.pages)] = request.pages
+            if request.capacity_rows != len(request.pages) * self._page_rows:
+                raise HocketError(
+                    f"request {request.id} has {len(request.pages)} pages for {request.capacity_rows} rows"
+                )
+            if request.computed_rows > request.capacity_rows:
+                raise HocketError(
+                    f"request {request.id} has {request.computed_rows} rows in {len(request.pages)} pages"
+                )
+        if not np.array_equal(expected, self.table):
+            raise HocketError("the page table and the requests' pages disagree")
