@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -52,19 +53,53 @@ class RingKV:
     values: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RingWindow:
     """One chunk's view of one stage's rings: where it writes and reads, the same for all layers."""
 
     layers: tuple[RingKV, ...]
-    #: [B * T] flat slots (row * capacity + slot) of the chunk's own tokens.
-    write_slots: Tensor
-    #: [B * L] flat slots of the L = context - 1 + T keys, oldest first.
-    read_slots: Tensor
-    #: [B, T] positions since the start of each stream.
-    positions: Tensor
-    #: [B, 1, T, L] true where the query may look.
-    visible: Tensor
+    context: int
+    capacity: int
+    #: int64 [B]
+    rows_B: Tensor
+    #: int64 [B]: position of the chunk's first token since the start of its stream.
+    starts_B: Tensor
+    tokens: int
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """int64 [B, T] since the start of each stream."""
+        return self.starts_B[:, None] + torch.arange(self.tokens, device=self.rows_B.device)
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        """int64 [B, L]: positions of the L = context - 1 + T keys, oldest first; negative where there is none."""
+        return self.starts_B[:, None] + torch.arange(1 - self.context, self.tokens, device=self.rows_B.device)
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        """int64 [B, L]: row * capacity + slot of each key."""
+        # A key that does not exist is read from the slot of the chunk's first token: just written, hence finite, so
+        # that masking it leaves exactly nothing. What stale slots hold (it may be NaN) is never loaded.
+        keys_BL = torch.where(self._keys >= 0, self._keys, self.starts_B[:, None])
+        return self.rows_B[:, None] * self.capacity + keys_BL % self.capacity
+
+    @cached_property
+    def write_slots(self) -> Tensor:
+        """int64 [B * T]: flat slots of the chunk's own tokens."""
+        return self._slots[:, self.context - 1 :].flatten()
+
+    @cached_property
+    def read_slots(self) -> Tensor:
+        """int64 [B * L]: flat slots of the keys."""
+        return self._slots.flatten()
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Bool [B, 1, T, L]: true where the query may look."""
+        past = self.context - 1
+        ones_TL = torch.ones(self.tokens, past + self.tokens, dtype=torch.bool, device=self.rows_B.device)
+        return (ones_TL.triu_().tril_(past) & (self._keys >= 0)[:, None])[:, None]
 
     def exchange(self, layer: int, keys_BTHD: Tensor, values_BTHD: Tensor) -> tuple[Tensor, Tensor]:
         """Writes a chunk's keys and values, returns those its queries may need: two [B, L, H, D]."""
@@ -100,22 +135,13 @@ class StageRings:
 
     def window(self, rows_B: Tensor, offsets_B: Tensor, frames: int) -> RingWindow:
         """What the next `frames` frames of the rows need, after `offsets_B` frames."""
-        past, tokens = self.context - 1, frames * self.tokens_per_frame
-        start_B1 = offsets_B[:, None] * self.tokens_per_frame
-        base_B1 = rows_B[:, None] * self.capacity
-        # Keys of the L positions from start - past to start + tokens - 1; those before the stream's start do not exist.
-        keys_BL = start_B1 + torch.arange(-past, tokens, device=rows_B.device)
-        exists_BL = keys_BL >= 0
-        # A key that does not exist is read from the slot of the chunk's first token: just written, hence finite, so
-        # that masking it leaves exactly nothing. What stale slots hold (it may be NaN) is never loaded.
-        slots_BL = base_B1 + torch.where(exists_BL, keys_BL, start_B1) % self.capacity
-        band_TL = torch.ones(tokens, past + tokens, dtype=torch.bool, device=rows_B.device).triu_().tril_(past)
         return RingWindow(
             layers=self.layers,
-            write_slots=slots_BL[:, past:].flatten(),
-            read_slots=slots_BL.flatten(),
-            positions=keys_BL[:, past:],
-            visible=(band_TL & exists_BL[:, None])[:, None],
+            context=self.context,
+            capacity=self.capacity,
+            rows_B=rows_B,
+            starts_B=offsets_B * self.tokens_per_frame,
+            tokens=frames * self.tokens_per_frame,
         )
 
 

@@ -8,10 +8,13 @@ handed on as they are, without clearing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hocket.kernels import ops
 
 #: Where padding writes. No sequence may own it.
 SCRATCH_PAGE = 0
@@ -63,59 +66,61 @@ class PagedBatch:
     lengths: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagedPlan:
     """What all layers share in one pass over a batch; L = P * page_rows. Made without a wait for the device."""
 
+    batch: PagedBatch
     #: int64 [B, T]: position of each new row in its sequence.
     positions_BT: Tensor
-    page_table_BP: Tensor
     #: int64 [B * T]: row of the flattened pages that each new row is written to.
     slots: Tensor
-    #: bool [B, 1, T, L]: cached row l is at or before new row t.
-    visible_B1TL: Tensor
-    #: bool [B, L, 1, 1]: row l has not been written by this sequence; its memory may hold anything, NaN included.
-    unwritten_BL11: Tensor
-    lengths: tuple[int, ...] | None
+    page_rows: int
 
     @classmethod
     def of(cls, batch: PagedBatch, rows: int, page_rows: int) -> PagedPlan:
         """The plan for `rows` = T new rows on pages of `page_rows`."""
         table_BP, starts_B1 = batch.page_table_BP, batch.starts_B[:, None]
-        device = table_BP.device
-        rows_T = torch.arange(rows, device=device)
-        cached_L = torch.arange(table_BP.shape[1] * page_rows, device=device)
+        rows_T = torch.arange(rows, device=table_BP.device)
         positions_BT = starts_B1 + rows_T
         # Padding may lie past the table's end; clamped so that the look-up stays inside, then sent to scratch.
         pages_BT = table_BP.gather(1, (positions_BT // page_rows).clamp(max=table_BP.shape[1] - 1))
         is_row_BT = rows_T < batch.counts_B[:, None]
         slots_BT = torch.where(is_row_BT, pages_BT * page_rows + positions_BT % page_rows, SCRATCH_PAGE * page_rows)
-        return cls(
-            positions_BT=positions_BT,
-            page_table_BP=table_BP,
-            slots=slots_BT.flatten(),
-            visible_B1TL=(cached_L <= positions_BT[..., None])[:, None],
-            unwritten_BL11=(cached_L >= starts_B1 + batch.counts_B[:, None])[..., None, None],
-            lengths=batch.lengths,
-        )
+        return cls(batch, positions_BT, slots_BT.flatten(), page_rows)
+
+    @cached_property
+    def _cached(self) -> Tensor:
+        table_BP = self.batch.page_table_BP
+        return torch.arange(table_BP.shape[1] * self.page_rows, device=table_BP.device)
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Bool [B, 1, T, L]: cached row l is at or before new row t."""
+        return (self._cached <= self.positions_BT[..., None])[:, None]
+
+    @cached_property
+    def unwritten(self) -> Tensor:
+        """Bool [B, L, 1, 1]: row l is not written by this sequence; its memory may hold anything, NaN included."""
+        return (self._cached >= (self.batch.starts_B + self.batch.counts_B)[:, None])[..., None, None]
 
 
-def paged_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, kv: KVPages, layer: int, plan: PagedPlan) -> Tensor:
-    """Append the new keys and values (G kv heads) to `layer`'s pages and attend causally: [B, T, H, D].
+def paged_attention(q_BTHD: Tensor, kv: KVPages, layer: int, plan: PagedPlan) -> Tensor:
+    """Attend causally over `layer`'s pages, which have the new rows already (G kv heads): [B, T, H, D].
 
-    Writes into `kv`. Outputs of padding rows are finite and mean nothing.
+    Outputs of padding rows are finite and mean nothing.
     """
-    keys, values = kv.keys[layer], kv.values[layer]
-    keys.flatten(0, 1).index_copy_(0, plan.slots, k_BTGD.flatten(0, 1))
-    values.flatten(0, 1).index_copy_(0, plan.slots, v_BTGD.flatten(0, 1))
+    keys, values, batch = kv.keys[layer], kv.values[layer], plan.batch
+    if ops.use_kernels(q_BTHD):
+        return ops.paged_attention(q_BTHD, keys, values, batch.page_table_BP, batch.starts_B, batch.counts_B)
     k_BLGD, v_BLGD = _gather(keys, plan), _gather(values, plan)
-    if plan.lengths is None:
-        return _grouped_attention(q_BTHD, k_BLGD, v_BLGD, plan.visible_B1TL)
+    if batch.lengths is None:
+        return _grouped_attention(q_BTHD, k_BLGD, v_BLGD, plan.visible)
     out_BTHD = torch.zeros_like(q_BTHD)
-    for b, length in enumerate(plan.lengths):
+    for b, length in enumerate(batch.lengths):
         if length:
             own = slice(b, b + 1)
-            visible_B1TL = plan.visible_B1TL[own, :, :, :length]
+            visible_B1TL = plan.visible[own, :, :, :length]
             out_BTHD[own] = _grouped_attention(q_BTHD[own], k_BLGD[own, :length], v_BLGD[own, :length], visible_B1TL)
     return out_BTHD
 
@@ -125,9 +130,9 @@ def _gather(pages: Tensor, plan: PagedPlan) -> Tensor:
 
     Zero, because a mask alone would let NaN through (0 * NaN).
     """
-    table_BP = plan.page_table_BP
+    table_BP = plan.batch.page_table_BP
     rows = pages.index_select(0, table_BP.flatten()).view(table_BP.shape[0], -1, *pages.shape[2:])
-    return rows.masked_fill_(plan.unwritten_BL11, 0.0)
+    return rows.masked_fill_(plan.unwritten, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +159,12 @@ class FrameKV:
         shape = (layers, rows, positions, kv_heads, head_dim)
         return cls(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
 
-    def attend(self, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor, layer: int, start: int) -> Tensor:
-        """Append T positions from `start` on and attend causally: [B, T, H, D].
-
-        T is 1, or `start` is 0.
-        """
-        end = start + q_BTHD.shape[1]
-        keys, values = self.keys[layer], self.values[layer]
-        keys[:, start:end] = k_BTGD
-        values[:, start:end] = v_BTGD
-        return _grouped_attention(q_BTHD, keys[:, :end], values[:, :end], None, is_causal=start == 0)
+    def slots(self, start: int, count: int) -> Tensor:
+        """int64 [B * count]: rows of the flattened cache of a layer for positions from `start` on, in all rows."""
+        _, rows, positions = self.keys.shape[:3]
+        device = self.keys.device
+        rows_B1 = torch.arange(rows, device=device)[:, None] * positions
+        return (rows_B1 + torch.arange(start, start + count, device=device)).flatten()
 
 
 def causal_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.kernels import ops
 from hocket.models.kv_cache import FrameKV, KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
 from hocket.models.layers import RMSNorm, RopeTables, half_rope_tables, rotate_halves
 from hocket.models.weights import WeightEntry
@@ -36,9 +37,9 @@ class Qwen3BackboneConfig:
         )
 
 
-#: From queries [B, T, H, D], new keys and values [B, T, G, D] and the layer's index to [B, T, H, D]: where keys and
-#: values are kept is its own affair.
-Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+#: From stacked projections [B, T, (H + 2 G) * K], the attention they are of and its layer's index to [B, T, H * K].
+#: Where keys and values are kept is its own affair.
+Attend = Callable[[Tensor, "Qwen3Attention", int], Tensor]
 
 
 class Qwen3Attention(nn.Module):
@@ -46,24 +47,35 @@ class Qwen3Attention(nn.Module):
 
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.kv_heads = config.kv_heads
-        self.head_dim = config.head_dim
         qkv_heads = config.heads + 2 * config.kv_heads
         self.qkv_proj = nn.Linear(config.hidden_size, qkv_heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, rope: RopeTables, attend: Attend, layer: int) -> Tensor:
-        qkv_BTHD = self.qkv_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
-        # Queries and keys are normed and rotated as one: that halves the small operations.
-        qk_BTHD, v_BTGD = qkv_BTHD.split((self.heads + self.kv_heads, self.kv_heads), 2)
-        q_weight, k_weight = self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1)
-        qk_BTHD = F.rms_norm(qk_BTHD, (self.head_dim,), None, self.q_norm.eps) * torch.cat((q_weight, k_weight))
-        qk_BTHD = rotate_halves(qk_BTHD, rope)
-        q_BTHD, k_BTGD = qk_BTHD[:, :, : self.heads], qk_BTHD[:, :, self.heads :]
-        return self.o_proj(attend(q_BTHD, k_BTGD, v_BTGD, layer).flatten(2))
+    def append(self, qkv_BTE: Tensor, rope: RopeTables, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Queries [B, T, H, K]; keys and values go to `slots` of a cache [., ., G, K]. `rope` is [B * T, K]."""
+        q_MHK = ops.norm_rotate_append(
+            qkv_BTE.flatten(0, 1),
+            self.q_norm.weight,
+            self.k_norm.weight,
+            self.q_norm.eps,
+            rope.cos,
+            rope.sin,
+            slots,
+            keys.flatten(0, 1),
+            values.flatten(0, 1),
+        )
+        return q_MHK.view(*qkv_BTE.shape[:2], *q_MHK.shape[1:])
+
+    def whole(self, qkv_BTE: Tensor, rope: RopeTables, config: Qwen3BackboneConfig) -> Tensor:
+        """[B, T, H * K] of T whole rows without a cache, differentiable."""
+        qkv_BTHK = torch.unflatten(qkv_BTE, -1, (-1, config.head_dim))
+        q_BTHK, k_BTGK, v_BTGK = qkv_BTHK.split((config.heads, config.kv_heads, config.kv_heads), 2)
+        q_BTHK, k_BTGK = (
+            rotate_halves(norm(x_BTHK), rope) for norm, x_BTHK in ((self.q_norm, q_BTHK), (self.k_norm, k_BTGK))
+        )
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK).flatten(2)
 
 
 class Qwen3MLP(nn.Module):
@@ -74,13 +86,9 @@ class Qwen3MLP(nn.Module):
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x_BTD).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)
-
 
 class Qwen3Layer(nn.Module):
-    """One pre-norm block."""
+    """One pre-norm block; `Qwen3Backbone` runs it, since a residual sum and the norm after it are one operation."""
 
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
@@ -89,10 +97,6 @@ class Qwen3Layer(nn.Module):
         self.post_attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = Qwen3MLP(config)
 
-    def forward(self, x_BTD: Tensor, rope: RopeTables, attend: Attend, layer: int) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.input_norm(x_BTD), rope, attend, layer)
-        return x_BTD + self.mlp(self.post_attention_norm(x_BTD))
-
 
 class Qwen3Backbone(nn.Module):
     """Layers and the final norm; embeddings and heads belong to the talker that owns the backbone."""
@@ -100,7 +104,8 @@ class Qwen3Backbone(nn.Module):
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(Qwen3Layer(config) for _ in range(config.layers))
+        layers = nn.ModuleList(Qwen3Layer(config) for _ in range(config.layers))
+        self.layers = cast("Sequence[Qwen3Layer]", layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, x_BTD: Tensor, kv: KVPages | None = None, batch: PagedBatch | None = None) -> Tensor:
@@ -112,11 +117,18 @@ class Qwen3Backbone(nn.Module):
         """
         if (kv is None) != (batch is None):
             raise ValueError("the backbone got only one of kv and batch; give both to use the cache, or neither")
+        config = self.config
         if kv is None or batch is None:
-            positions_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-            return self._run(x_BTD, positions_T[None], lambda q, k, v, _: causal_attention(q, k, v))
+            rope = self._rope(torch.arange(x_BTD.shape[1], device=x_BTD.device)[None, :, None], x_BTD.dtype)
+            return self._run(x_BTD, lambda qkv_BTE, attention, _: attention.whole(qkv_BTE, rope, config))
         plan = PagedPlan.of(batch, x_BTD.shape[1], kv.page_rows)
-        return self._run(x_BTD, plan.positions_BT, lambda q, k, v, layer: paged_attention(q, k, v, kv, layer, plan))
+        rope = self._rope(plan.positions_BT.flatten(), x_BTD.dtype)
+
+        def attend(qkv_BTE: Tensor, attention: Qwen3Attention, layer: int) -> Tensor:
+            q_BTHK = attention.append(qkv_BTE, rope, plan.slots, kv.keys[layer], kv.values[layer])
+            return paged_attention(q_BTHK, kv, layer, plan).flatten(2)
+
+        return self._run(x_BTD, attend)
 
     def frame_kv(self, rows: int, positions: int, dtype: torch.dtype, device: torch.device) -> FrameKV:
         """An empty cache for `frame_step` over so many positions of B = `rows`."""
@@ -128,15 +140,31 @@ class Qwen3Backbone(nn.Module):
 
         Writes into `kv`, without gradients.
         """
-        positions_T = torch.arange(start, start + x_BTD.shape[1], device=x_BTD.device)
-        return self._run(x_BTD, positions_T[None], lambda q, k, v, layer: kv.attend(q, k, v, layer, start))
+        slots = kv.slots(start, x_BTD.shape[1])
+        rope = self._rope(slots % kv.keys.shape[2], x_BTD.dtype)
 
-    def _run(self, x_BTD: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
-        config = self.config
-        rope = half_rope_tables(positions_BT[..., None], config.head_dim, config.rope_theta, x_BTD.dtype)
+        def attend(qkv_BTE: Tensor, attention: Qwen3Attention, layer: int) -> Tensor:
+            keys, values = kv.keys[layer], kv.values[layer]
+            q_BTHK = attention.append(qkv_BTE, rope, slots, keys, values)
+            return ops.frame_attention(q_BTHK, keys, values, start).flatten(2)
+
+        return self._run(x_BTD, attend)
+
+    def _rope(self, positions: Tensor, dtype: torch.dtype) -> RopeTables:
+        return half_rope_tables(positions, self.config.head_dim, self.config.rope_theta, dtype)
+
+    def _run(self, x_BTD: Tensor, attend: Attend) -> Tensor:
+        norms = [norm for layer in self.layers for norm in (layer.input_norm, layer.post_attention_norm)]
+        norms.append(self.norm)
+        h_BTD = ops.rms_norm(x_BTD, norms[0].weight, norms[0].eps)
         for index, layer in enumerate(self.layers):
-            x_BTD = layer(x_BTD, rope, attend, index)
-        return self.norm(x_BTD)
+            attention, mlp = layer.attention, layer.mlp
+            delta_BTD = attention.o_proj(attend(attention.qkv_proj(h_BTD), attention, index))
+            after_attention, after_mlp = norms[2 * index + 1], norms[2 * index + 2]
+            x_BTD, h_BTD = ops.add_rms_norm(x_BTD, delta_BTD, after_attention.weight, after_attention.eps)
+            delta_BTD = mlp.down_proj(ops.silu_mul(mlp.gate_up_proj(h_BTD)))
+            x_BTD, h_BTD = ops.add_rms_norm(x_BTD, delta_BTD, after_mlp.weight, after_mlp.eps)
+        return h_BTD
 
 
 def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:

@@ -7,7 +7,8 @@ whatever else is in the batch. This is the plain twin of the sampling kernel, an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -74,9 +75,9 @@ class PredictorSamplingBatch:
     top_k_B: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingBatch:
-    """Sampling parameters of B rows, one tensor each, and the rules made of them."""
+    """Sampling parameters of B rows, one tensor each, and the rules made of them (`FrameDraws` draws by either)."""
 
     #: float32 [B]; 0 is greedy.
     temperature_B: Tensor
@@ -95,25 +96,27 @@ class SamplingBatch:
     #: None: the codes after the first are drawn as the first is, without its repetition penalty.
     predictor: PredictorSamplingBatch | None = None
 
-    #: Of the codes, or of the first one where a predictor draws the others.
-    codes: DrawRules = field(init=False)
-    #: Of the stop decision: nothing is cut off.
-    stop: DrawRules = field(init=False)
-    #: Of the codes that a predictor draws.
-    predicted: DrawRules = field(init=False)
+    @cached_property
+    def stop_parameters(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Temperature, top-p and top-k of the stop decision: nothing is cut off."""
+        temperature_B = self.stop_temperature_B.masked_fill(self.temperature_B == 0, 0.0)
+        return temperature_B, torch.ones_like(self.top_p_B), torch.zeros_like(self.top_k_B)
 
-    def __post_init__(self) -> None:
-        ones_B = torch.ones_like(self.temperature_B)
-        no_top_k_B = torch.zeros_like(self.top_k_B)
-        stop_temperature_B = self.stop_temperature_B.masked_fill(self.temperature_B == 0, 0.0)
+    @cached_property
+    def codes(self) -> DrawRules:
+        """Of the codes, or of the first one where a predictor draws the others."""
+        return DrawRules.of(self.temperature_B, self.top_p_B, self.top_k_B, self.repetition_penalty_B)
+
+    @cached_property
+    def stop(self) -> DrawRules:
+        """Of the stop decision."""
+        return DrawRules.of(*self.stop_parameters, torch.ones_like(self.top_p_B))
+
+    @cached_property
+    def predicted(self) -> DrawRules:
+        """Of the codes that a predictor draws."""
         others = self.predictor or self
-        made = {
-            "codes": DrawRules.of(self.temperature_B, self.top_p_B, self.top_k_B, self.repetition_penalty_B),
-            "stop": DrawRules.of(stop_temperature_B, ones_B, no_top_k_B, ones_B),
-            "predicted": DrawRules.of(others.temperature_B, others.top_p_B, others.top_k_B, ones_B),
-        }
-        for name, rules in made.items():
-            object.__setattr__(self, name, rules)
+        return DrawRules.of(others.temperature_B, others.top_p_B, others.top_k_B, torch.ones_like(self.top_p_B))
 
 
 def probabilities(logits_BV: Tensor, rules: DrawRules, seen_BV: Tensor | None) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import torch
 from moss_codec_helpers import golden, random_samples, stream, to_bf16, whole_wave
 
+from hocket.kernels import ops
 from hocket.models.moss_codec.codec import MossCodec
 
 #: Root mean square error of the bf16 decoder over the rms of its output; 0.7e-2 was measured on the golden codes.
@@ -36,11 +38,18 @@ def test_bf16_keeps_keys_in_bf16_and_the_residual_in_float32() -> None:
     state = codec.new_decoder_state(1, 1)
     assert {ring.keys.dtype for stage in state.stages if stage is not None for ring in stage.layers} == {torch.bfloat16}
     seen: list[torch.dtype] = []
-    layer = codec.decoder[0].get_submodule("layers.1")
-    handle = layer.register_forward_hook(lambda module, inputs, output: seen.extend([inputs[0].dtype, output.dtype]))
-    whole_wave(codec, torch.zeros(3, 12, dtype=torch.int64))
-    handle.remove()
-    assert seen == [torch.float32, torch.float32]
+    codec.decoder[0].get_submodule("layers.0.in_proj").register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0].dtype)
+    )
+    scaled_add = ops.scaled_add
+
+    def spy(x: torch.Tensor, delta: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        seen.append(x.dtype)
+        return scaled_add(x, delta, scale)
+
+    with mock.patch.object(ops, "scaled_add", spy):
+        whole_wave(codec, torch.zeros(3, 12, dtype=torch.int64))
+    assert seen[:2] == [torch.bfloat16, torch.float32]
 
 
 def test_autocast_is_the_same_arithmetic_as_bf16_weights() -> None:

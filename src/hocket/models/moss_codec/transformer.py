@@ -10,42 +10,62 @@ scale and the residual stream are float32. Under `torch.autocast` float32 weight
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.kernels import ops
 from hocket.models.codec_state import RingWindow
 from hocket.models.moss_codec.config import TransformerSpec
 
 LAYER_NORM_EPS = 1e-5
 
 
+@dataclass(frozen=True)
+class Rotations:
+    """By how much every pair turns."""
+
+    #: float32 [B or 1, T, head_dim / 2]
+    angles: Tensor
+
+    @classmethod
+    def of(cls, positions_BT: Tensor, head_dim: int, base: float) -> Rotations:
+        """The pair (2j, 2j+1) turns by position * base^(-2j / head_dim)."""
+        pairs = torch.arange(head_dim // 2, dtype=torch.float32, device=positions_BT.device)
+        return cls(positions_BT[..., None].float() * torch.exp(pairs * (-2.0 * math.log(base) / head_dim)))
+
+    @cached_property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, for the kernels."""
+        return self.angles.cos(), self.angles.sin()
+
+    @cached_property
+    def units(self) -> Tensor:
+        """Unit complex [B or 1, T, 1, 1, head_dim / 2]: one product turns a pair, the fastest way on a CPU."""
+        angles = self.angles[:, :, None, None]
+        return torch.polar(torch.ones_like(angles), angles)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """What all layers of a stage share in one call."""
 
-    #: complex64 [B or 1, T, 1, 1, head_dim / 2]
-    rotations: Tensor
-    #: Broadcasts to [B, H, T, L]; None means plain causal.
+    rotations: Rotations
+    #: Broadcasts to [B, H, T, L]; None means plain causal, or that the window knows.
     visible: Tensor | None
     #: None within a whole sequence.
     window: RingWindow | None
 
 
-def rope_rotations(positions_BT: Tensor, head_dim: int, base: float) -> Tensor:
-    """Unit complex [B, T, 1, 1, head_dim / 2]: the pair (2j, 2j+1) turns by position * base^(-2j / head_dim)."""
-    pairs = torch.arange(head_dim // 2, dtype=torch.float32, device=positions_BT.device)
-    frequencies = torch.exp(pairs * (-2.0 * math.log(base) / head_dim))
-    angles = positions_BT[:, :, None, None, None].float() * frequencies
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def rotate(x_BTKHD: Tensor, rotations: Tensor) -> Tensor:
+def rotate(x_BTKHD: Tensor, rotations: Rotations) -> Tensor:
     """RoPE on interleaved pairs, in float32, returned in the dtype of `x_BTKHD`."""
     pairs = torch.view_as_complex(x_BTKHD.float().reshape(*x_BTKHD.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotations).flatten(-2).to(x_BTKHD.dtype)
+    return torch.view_as_real(pairs * rotations.units).flatten(-2).to(x_BTKHD.dtype)
 
 
 class CodecLayer(nn.Module):
@@ -65,25 +85,26 @@ class CodecLayer(nn.Module):
         self.ffn_out = nn.Linear(spec.ffn_dim, width, bias=False)
         self.scale2 = nn.Parameter(torch.full((width,), 0.01))
 
-    def forward(self, x_BTD: Tensor, plan: AttentionPlan) -> Tensor:
-        dtype = self.in_proj.weight.dtype
-        attended = self._attend(self.in_proj(self.norm1(x_BTD).to(dtype)), plan)
-        x_BTD = x_BTD + self.scale1 * self.out_proj(attended)
-        hidden = F.gelu(self.ffn_in(self.norm2(x_BTD).to(dtype)))
-        return x_BTD + self.scale2 * self.ffn_out(hidden)
-
-    def _attend(self, qkv_BTE: Tensor, plan: AttentionPlan) -> Tensor:
+    def attend(self, qkv_BTE: Tensor, plan: AttentionPlan) -> Tensor:
+        """[B, T, D] of stacked queries, keys and values [B, T, 3 D]; the window's rings are written."""
+        window = plan.window
+        if window is not None and ops.use_kernels(qkv_BTE):
+            ring = window.layers[self.index]
+            tables, rows = plan.rotations.tables, (window.rows_B, window.starts_B)
+            query_BTHD = ops.rotate_append(qkv_BTE, *tables, *rows, ring.keys, ring.values)
+            return ops.ring_attention(query_BTHD, ring.keys, ring.values, *rows, window.context).flatten(2)
         qkv_BT3HD = qkv_BTE.view(*qkv_BTE.shape[:2], 3, -1, self.head_dim)
         query_BTHD, key_BLHD = rotate(qkv_BT3HD[:, :, :2], plan.rotations).unbind(2)
-        value_BLHD = qkv_BT3HD[:, :, 2]
-        if plan.window is not None:
-            key_BLHD, value_BLHD = plan.window.exchange(self.index, key_BLHD, value_BLHD)
+        value_BLHD, visible = qkv_BT3HD[:, :, 2], plan.visible
+        if window is not None:
+            key_BLHD, value_BLHD = window.exchange(self.index, key_BLHD, value_BLHD)
+            visible = window.visible
         attended_BHTD = F.scaled_dot_product_attention(
             query_BTHD.transpose(1, 2),
             key_BLHD.transpose(1, 2),
             value_BLHD.transpose(1, 2),
-            attn_mask=plan.visible,
-            is_causal=plan.visible is None,
+            attn_mask=visible,
+            is_causal=visible is None,
         )
         return attended_BHTD.transpose(1, 2).flatten(2)
 
@@ -95,7 +116,8 @@ class CodecTransformer(nn.Module):
         super().__init__()
         self.spec = spec
         self.input_proj = nn.Linear(spec.input_dim, spec.width, bias=False) if spec.has_input_proj else None
-        self.layers = nn.ModuleList(CodecLayer(spec, i) for i in range(spec.layers))
+        layers = nn.ModuleList(CodecLayer(spec, i) for i in range(spec.layers))
+        self.layers = cast("Sequence[CodecLayer]", layers)
         self.output_proj = nn.Linear(spec.width, spec.output_dim, bias=False) if spec.has_output_proj else None
 
     def forward(self, x_BTD: Tensor, window: RingWindow | None = None) -> Tensor:
@@ -103,21 +125,35 @@ class CodecTransformer(nn.Module):
         plan = self._whole_plan(x_BTD) if window is None else self._streaming_plan(window)
         if self.input_proj is not None:
             x_BTD = self.input_proj(x_BTD.to(self.input_proj.weight.dtype))
-        x_BTD = x_BTD.float()
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, plan)
+        x_BTD = self._run(x_BTD.float(), plan)
         if self.output_proj is not None:
             x_BTD = self.output_proj(x_BTD.to(self.output_proj.weight.dtype))
         return x_BTD
 
+    def _run(self, x_BTD: Tensor, plan: AttentionPlan) -> Tensor:
+        """The layers on a float32 residual stream; joining it and the norm that follows are one operation."""
+        layers = self.layers
+        norm = layers[0].norm1
+        h_BTD = ops.layer_norm_to(x_BTD, norm.weight, norm.bias, norm.eps, layers[0].in_proj.weight.dtype)
+        for layer in layers:
+            delta_BTD = layer.out_proj(layer.attend(layer.in_proj(h_BTD), plan))
+            norm = layer.norm2
+            x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, layer.scale1, norm.weight, norm.bias, norm.eps)
+            delta_BTD = layer.ffn_out(F.gelu(layer.ffn_in(h_BTD)))
+            if layer.index + 1 == len(layers):
+                return ops.scaled_add(x_BTD, delta_BTD, layer.scale2)
+            norm = layers[layer.index + 1].norm1
+            x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, layer.scale2, norm.weight, norm.bias, norm.eps)
+        return x_BTD
+
     def _streaming_plan(self, window: RingWindow) -> AttentionPlan:
-        rotations = rope_rotations(window.positions, self.spec.head_dim, self.spec.rope_base)
-        return AttentionPlan(rotations, window.visible, window)
+        rotations = Rotations.of(window.positions, self.spec.head_dim, self.spec.rope_base)
+        return AttentionPlan(rotations, None, window)
 
     def _whole_plan(self, x_BTD: Tensor) -> AttentionPlan:
         tokens, context = x_BTD.shape[1], self.spec.context_tokens
         positions_BT = torch.arange(tokens, device=x_BTD.device)[None]
-        rotations = rope_rotations(positions_BT, self.spec.head_dim, self.spec.rope_base)
+        rotations = Rotations.of(positions_BT, self.spec.head_dim, self.spec.rope_base)
         if tokens <= context:
             return AttentionPlan(rotations, None, None)
         ones_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=x_BTD.device)

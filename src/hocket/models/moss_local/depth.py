@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.kernels import ops
 from hocket.models.layers import RopeTables, pair_rope_tables, rotate_pairs
 
 
@@ -51,19 +54,16 @@ class DepthBlock(nn.Module):
         self.up_proj = nn.Linear(size, config.intermediate_size)
         self.down_proj = nn.Linear(config.intermediate_size, size)
 
-    def forward(self, x_BPD: Tensor, rope: RopeTables, cache: DepthCache | None, layer: int, position: int) -> Tensor:
-        """P positions from `position` on. Without a cache they are a whole frame's; with one, P is 1."""
-        qkv_BP3HK = self.qkv_proj(self.attention_norm(x_BPD)).unflatten(-1, (3, self.heads, -1))
+    def whole(self, qkv_BPE: Tensor, rope: RopeTables) -> Tensor:
+        """Attention [B, P, D] of a whole frame's positions, differentiable."""
+        qkv_BP3HK = torch.unflatten(qkv_BPE, -1, (3, self.heads, -1))
         q_BHPK, k_BHPK = rotate_pairs(qkv_BP3HK[:, :, :2], rope).transpose(1, 3).unbind(2)
-        v_BHPK = qkv_BP3HK[:, :, 2].transpose(1, 2)
-        if cache is not None:
-            seen = position + 1
-            cache.keys[layer, :, :, position:seen] = k_BHPK
-            cache.values[layer, :, :, position:seen] = v_BHPK
-            k_BHPK, v_BHPK = cache.keys[layer, :, :, :seen], cache.values[layer, :, :, :seen]
-        out_BHPK = F.scaled_dot_product_attention(q_BHPK, k_BHPK, v_BHPK, is_causal=cache is None)
-        x_BPD = x_BPD + self.o_proj(out_BHPK.transpose(1, 2).flatten(2))
-        return x_BPD + self.down_proj(F.silu(self.up_proj(self.mlp_norm(x_BPD))))
+        out_BHPK = F.scaled_dot_product_attention(q_BHPK, k_BHPK, qkv_BP3HK[:, :, 2].transpose(1, 2), is_causal=True)
+        return out_BHPK.transpose(1, 2).flatten(2)
+
+
+#: From stacked projections [B or B, P, 3 D], the block they are of and its index to attention of the same rows.
+Attend = Callable[[Tensor, DepthBlock, int], Tensor]
 
 
 class DepthTransformer(nn.Module):
@@ -72,7 +72,7 @@ class DepthTransformer(nn.Module):
     def __init__(self, config: DepthConfig) -> None:
         super().__init__()
         self.config = config
-        self.blocks = nn.ModuleList(DepthBlock(config) for _ in range(config.layers))
+        self.blocks = cast("Sequence[DepthBlock]", nn.ModuleList(DepthBlock(config) for _ in range(config.layers)))
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
 
     def new_cache(self, batch: int, dtype: torch.dtype, device: torch.device) -> DepthCache:
@@ -84,18 +84,30 @@ class DepthTransformer(nn.Module):
 
     def step(self, x_BD: Tensor, position: int, cache: DepthCache) -> Tensor:
         """Output [B, D] of `position`, the one after the previous call's. Writes into `cache`, without gradients."""
-        rope = RopeTables(cache.rope.cos[position], cache.rope.sin[position])
-        return self._blocks(x_BD.unsqueeze(1), rope, cache, position).squeeze(1)
+        cos_K, sin_K = cache.rope.cos[position], cache.rope.sin[position]
+
+        def attend(qkv_BE: Tensor, _: DepthBlock, layer: int) -> Tensor:
+            return ops.depth_attention(qkv_BE, cos_K, sin_K, cache.keys[layer], cache.values[layer], position)
+
+        return self._run(x_BD, attend)
 
     def forward(self, x_BPD: Tensor) -> Tensor:
         """Outputs [B, P, D] of whole frames given all their inputs, differentiable: the same as P steps."""
         rope = self._rope(x_BPD.shape[1], x_BPD.dtype, x_BPD.device)
-        return self._blocks(x_BPD, RopeTables(rope.cos[:, None, None], rope.sin[:, None, None]), None, 0)
+        rope = RopeTables(rope.cos[:, None, None], rope.sin[:, None, None])
+        return self._run(x_BPD, lambda qkv_BPE, block, _: block.whole(qkv_BPE, rope))
 
-    def _blocks(self, x_BPD: Tensor, rope: RopeTables, cache: DepthCache | None, position: int) -> Tensor:
+    def _run(self, x: Tensor, attend: Attend) -> Tensor:
+        norms = [norm for block in self.blocks for norm in (block.attention_norm, block.mlp_norm)]
+        norms.append(self.norm)
+        h = ops.layer_norm(x, norms[0].weight, norms[0].bias, norms[0].eps)
         for layer, block in enumerate(self.blocks):
-            x_BPD = block(x_BPD, rope, cache, layer, position)
-        return self.norm(x_BPD)
+            after_attention, after_mlp = norms[2 * layer + 1], norms[2 * layer + 2]
+            delta = block.o_proj(attend(block.qkv_proj(h), block, layer))
+            x, h = ops.add_layer_norm(x, delta, after_attention.weight, after_attention.bias, after_attention.eps)
+            delta = block.down_proj(F.silu(block.up_proj(h)))
+            x, h = ops.add_layer_norm(x, delta, after_mlp.weight, after_mlp.bias, after_mlp.eps)
+        return h
 
     def _rope(self, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTables:
         config = self.config

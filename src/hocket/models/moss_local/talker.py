@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.kernels import ops
+from hocket.models.frame_draws import FrameDraws
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.depth import DepthTransformer
-from hocket.models.noise import uniforms
 from hocket.models.qwen3 import Qwen3Backbone
-from hocket.models.sampling import SamplingBatch, draw
+from hocket.models.sampling import SamplingBatch
 
 #: Rows of the stop head: 0 goes on, 1 ends the speech.
 STOP = 1
@@ -28,6 +29,7 @@ class MossLocalTalker(nn.Module):
         self.backbone = Qwen3Backbone(config.backbone)
         self.depth = DepthTransformer(config.depth)
         self.stop_head = nn.Linear(config.hidden_size, 2, bias=False)
+        self._offsets_on: dict[torch.device, Tensor] = {}
         self._offsets = tuple(sum(config.audio_codebook_sizes[:k]) for k in range(config.n_vq))
 
     def codebook(self, k: int) -> Tensor:
@@ -39,20 +41,24 @@ class MossLocalTalker(nn.Module):
 
         Summed left to right in the model's dtype, text first, so that bfloat16 rounds as officially (spec/moss 1.2).
         """
-        text_BT, *codes = rows_BTR.unbind(-1)
-        x_BTD = self.text_embedding(text_BT)
-        for k, codes_BT in enumerate(codes):
-            is_pad_BT = codes_BT == self.config.audio_pad_code
-            code_BTD = F.embedding(codes_BT.masked_fill(is_pad_BT, 0), self.codebook(k))
-            x_BTD = x_BTD + code_BTD.masked_fill(is_pad_BT[..., None], 0.0)
-        return x_BTD
+        codes_BTN = rows_BTR[..., 1:]
+        is_pad_BTN = codes_BTN == self.config.audio_pad_code
+        ids_BTN = (codes_BTN + self._code_offsets(rows_BTR.device)).masked_fill(is_pad_BTN, -1)
+        return self._embed(rows_BTR[..., 0], ids_BTN)
 
     def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor:
         """Backbone inputs [B, D] of generated frames: `embed` of rows whose codes hold no pad."""
-        x_BD = self.text_embedding(text_B)
-        for k, codes_B in enumerate(codes_BN.unbind(-1)):
-            x_BD = x_BD + F.embedding(codes_B, self.codebook(k))
-        return x_BD
+        return self._embed(text_B, codes_BN + self._code_offsets(codes_BN.device))
+
+    def _embed(self, text: Tensor, ids: Tensor) -> Tensor:
+        tables = (self.text_embedding.weight, self.audio_embedding.weight)
+        return ops.embed_sum(*tables, text.flatten(), ids.flatten(0, -2)).view(*text.shape, -1)
+
+    def _code_offsets(self, device: torch.device) -> Tensor:
+        """int64 [N]: where each codebook's table begins in the common one. Made once a device: a copy from the host."""
+        if device not in self._offsets_on:
+            self._offsets_on[device] = torch.tensor(self._offsets, device=device)
+        return self._offsets_on[device]
 
     def stop_logits(self, y0_BD: Tensor) -> Tensor:
         """Logits [B, 2] of going on and of stopping, from the depth output of position 0."""
@@ -73,26 +79,19 @@ class MossLocalTalker(nn.Module):
         mean nothing: dropping them is the caller's, so that nothing here waits for the device.
         """
         config = self.config
-        u_BK = uniforms(sampling.seed_B, frame_B, config.n_vq + 1)
+        draws = FrameDraws(sampling, frame_B, config.n_vq + 1)
         cache = self.depth.new_cache(hidden_BD.shape[0], hidden_BD.dtype, hidden_BD.device)
         y_BD = self.depth.step(hidden_BD, 0, cache)
-        stop_B = self._draw_stop(y_BD, u_BK[:, config.n_vq], sampling)
+        stop_B = draws.stop(self.stop_logits(y_BD), config.n_vq) == STOP
         if sampling.min_frames_B is not None:
             # Between two choices, taking the stop back is the same as masking its logit.
             stop_B = stop_B & (frame_B >= sampling.min_frames_B)
         codes: list[Tensor] = []
+        x_BD = hidden_BD
         for k, size in enumerate(config.audio_codebook_sizes):
             if k > 0:
-                y_BD = self.depth.step(F.embedding(codes[-1], self.codebook(k - 1)), k, cache)
-            code_B = draw(
-                self.code_logits(y_BD, k),
-                u_BK[:, k],
-                sampling.codes,
-                None if seen_BNV is None else seen_BNV[:, k, :size],
-            )
+                y_BD = self.depth.step(x_BD, k, cache)
+            seen_BV = None if seen_BNV is None else seen_BNV[:, k, :size]
+            code_B, x_BD = draws.code_and_row(self.code_logits(y_BD, k), k, seen_BV, self.codebook(k))
             codes.append(code_B)
         return stop_B, torch.stack(codes, -1)
-
-    def _draw_stop(self, y0_BD: Tensor, u_B: Tensor, sampling: SamplingBatch) -> Tensor:
-        """bool [B]: greedy where the codes are greedy, else drawn at the stop temperature with nothing cut off."""
-        return draw(self.stop_logits(y0_BD), u_B, sampling.stop, None) == STOP

@@ -28,10 +28,14 @@ class CodePredictor(nn.Module):
         self.layers = Qwen3Backbone(config.predictor)
         self.heads = nn.Linear(width, sum(sizes), bias=False)
 
-    def embed(self, codes_BK: Tensor, first: int = 1) -> Tensor:
-        """[..., K, D], at the backbone's width, of int64 codes [..., K] of the codebooks from `first` on."""
-        offsets_K = torch.arange(first - 1, first - 1 + codes_BK.shape[-1], device=codes_BK.device)
+    def embed(self, codes_BK: Tensor) -> Tensor:
+        """[..., K, D], at the backbone's width, of int64 codes [..., K] of all codebooks after the first."""
+        offsets_K = torch.arange(codes_BK.shape[-1], device=codes_BK.device)
         return self.embedding(codes_BK + offsets_K * self.codebook_size)
+
+    def table(self, k: int) -> Tensor:
+        """Table [V, D] that embeds codebook `k` (1 or more), a view."""
+        return self.embedding.weight.narrow(0, (k - 1) * self.codebook_size, self.codebook_size)
 
     def logits(self, y_BD: Tensor, k: int) -> Tensor:
         """Logits [B, V] of codebook `k` (1 or more), from the output of position k."""

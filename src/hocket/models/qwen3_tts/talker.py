@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.models.noise import uniforms
+from hocket.models.frame_draws import FrameDraws
 from hocket.models.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
 from hocket.models.qwen3_tts.predictor import CodePredictor
-from hocket.models.sampling import SamplingBatch, draw
+from hocket.models.sampling import SamplingBatch
 
 
 class Qwen3TtsTalker(nn.Module):
@@ -80,29 +80,30 @@ class Qwen3TtsTalker(nn.Module):
         A row that stops gets codes too, which mean nothing.
         """
         config, predictor = self.config, self.predictor
-        u_BK = uniforms(sampling.seed_B, frame_B, config.n_vq)
-        first_B, stop_B = self._first_code(hidden_BD, sampling, frame_B, u_BK[:, 0], seen_BNV)
+        draws = FrameDraws(sampling, frame_B, config.n_vq)
+        first_B, stop_B = self._first_code(hidden_BD, sampling, frame_B, draws, seen_BNV)
         kv = predictor.layers.frame_kv(len(hidden_BD), predictor.positions, hidden_BD.dtype, hidden_BD.device)
         x_BTD = torch.stack([hidden_BD, self.codec_embedding(first_B)], 1)
         codes, position = [first_B], 0
         for k in range(1, config.n_vq):
             y_BTD = predictor.layers.frame_step(predictor.projection(x_BTD), position, kv)
-            code_B = draw(predictor.logits(y_BTD[:, -1], k), u_BK[:, k], sampling.predicted, None)
+            code_B, x_BD = draws.predicted_and_row(predictor.logits(y_BTD[:, -1], k), k, predictor.table(k))
             codes.append(code_B)
-            x_BTD, position = predictor.embed(code_B[:, None], k), k + 1
+            x_BTD, position = x_BD[:, None], k + 1
         return stop_B, torch.stack(codes, -1)
 
     def _first_code(
-        self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, u_B: Tensor, seen_BNV: Tensor | None
+        self,
+        hidden_BD: Tensor,
+        sampling: SamplingBatch,
+        frame_B: Tensor,
+        draws: FrameDraws,
+        seen_BNV: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """int64 [B], 0 where the row stops, and bool stop [B]."""
         codes = self.config.audio_codebook_sizes[0]
         seen_BV = None if seen_BNV is None else F.pad(seen_BNV[:, 0, :codes], (0, 1))
-        first_B = draw(
-            self.allowed(self.code_head(hidden_BD), frame_B, sampling.min_frames_B),
-            u_B,
-            sampling.codes,
-            seen_BV,
-        )
+        logits_BV = self.allowed(self.code_head(hidden_BD), frame_B, sampling.min_frames_B)
+        first_B = draws.code(logits_BV, 0, seen_BV)
         stop_B = first_B == codes
         return first_B.masked_fill(stop_B, 0), stop_B

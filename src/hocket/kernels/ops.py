@@ -1,0 +1,63 @@
+"""The operations that models call: kernels on a GPU; on a CPU, and where gradients may be wanted, plain PyTorch.
+
+There is no fallback: a kernel that cannot run raises.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from hocket.kernels import reference
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def use_kernels(x: Tensor) -> bool:
+    """Whether operations on `x` run as kernels: on a GPU, in inference mode, which is where the engine runs models."""
+    return x.device.type != "cpu" and torch.is_inference_mode_enabled()
+
+
+@functools.cache
+def _kernels() -> dict[Callable[..., object], Callable[..., object]]:
+    # Here, because Triton is there only where PyTorch has been built for GPUs.
+    from hocket.kernels.compiled import KERNELS
+
+    return KERNELS
+
+
+def _operation(twin: _F) -> _F:
+    """`twin`, or its kernel where kernels are used; its first argument says which."""
+
+    @functools.wraps(twin)
+    def call(first: Tensor, *rest: object) -> object:
+        return (_kernels()[twin] if use_kernels(first) else twin)(first, *rest)
+
+    return cast("_F", call)
+
+
+rms_norm = _operation(reference.rms_norm)
+add_rms_norm = _operation(reference.add_rms_norm)
+rms_norm_fp8 = _operation(reference.rms_norm_fp8)
+add_rms_norm_fp8 = _operation(reference.add_rms_norm_fp8)
+layer_norm = _operation(reference.layer_norm)
+add_layer_norm = _operation(reference.add_layer_norm)
+layer_norm_to = _operation(reference.layer_norm_to)
+scaled_add = _operation(reference.scaled_add)
+scaled_add_layer_norm = _operation(reference.scaled_add_layer_norm)
+silu_mul = _operation(reference.silu_mul)
+silu_mul_fp8 = _operation(reference.silu_mul_fp8)
+quantize_rows = _operation(reference.quantize_rows)
+embed_sum = _operation(reference.embed_sum)
+norm_rotate_append = _operation(reference.norm_rotate_append)
+paged_attention = _operation(reference.paged_attention)
+frame_attention = _operation(reference.frame_attention)
+depth_attention = _operation(reference.depth_attention)
+draw = _operation(reference.draw)
+draw_and_embed = _operation(reference.draw_and_embed)
+rotate_append = _operation(reference.rotate_append)
+ring_attention = _operation(reference.ring_attention)
