@@ -55,7 +55,7 @@ class InstantTalker:
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None: ...
 
     def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight:
-        return FramesInFlight(batch, NOTHING)
+        return FramesInFlight(batch, [NOTHING])
 
     def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]:
         count = len(flight.batch.requests)

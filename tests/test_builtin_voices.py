@@ -65,7 +65,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_voice(folder, "anna", codes(1))
     write_voice(folder, "bert", codes(2), mode="continuation", transcript="The words of Bert.")
     write_voice(folder, DEFAULT_VOICE, None, description="a voice of its own", transcript=None)
-    (folder / "hocket.json").write_text('{"text_front": "en"}')
+    (folder / "hocket.json").write_text('{"text_front": "en", "segment_characters": 90}')
     return folder
 
 
@@ -96,6 +96,7 @@ def test_voices_are_read_with_the_default_first(checkpoint: Path) -> None:
 def test_a_checkpoint_without_extras_has_the_default() -> None:
     extras = load_extras(Path(TALKER), n_vq=N_VQ, codebook_sizes=[ENTRIES] * N_VQ)
     assert extras.text_front is None
+    assert extras.segment_characters is None
     assert extras.voices == ONLY_DEFAULT
     assert ONLY_DEFAULT[DEFAULT_VOICE].codes is None
 
@@ -151,6 +152,9 @@ def test_what_is_no_voice_is_said(tmp_path: Path, case: str) -> None:
     [
         ('{"text_front": "fr"}', "text_front: Input should be 'en'"),
         ('{"front": "en"}', "front: Extra inputs are not permitted"),
+        ('{"segment_characters": 19}', "segment_characters: Input should be greater than or equal to 20"),
+        ('{"segment_characters": "160"}', "segment_characters: Input should be a valid integer"),
+        ('{"segment_characters": 160.5}', "segment_characters: Input should be a valid integer"),
         ('{"sampling": {"top_p": 2}}', "sampling.top_p: Input should be less than or equal to 1"),
         ('{"sampling": {"stop_temperature": 2.0}}', "stop_temperature cannot be recommended"),
         ("[]", "hocket.json': "),
@@ -175,6 +179,10 @@ def test_recommended_sampling_replaces_what_it_gives_of_the_family_s(checkpoint:
 def test_codebooks_that_the_model_does_not_read_may_be_there(tmp_path: Path) -> None:
     write_voice(tmp_path, "carl", np.concatenate([codes(3), codes(4) + ENTRIES], axis=1))
     assert find_voice(load(tmp_path), "Carl").codes is not None
+
+
+def test_the_shipped_model_is_given_short_texts() -> None:
+    assert checkpoint_extras(None).segment_characters == 160
 
 
 def test_the_shipped_voices_are_sound() -> None:
@@ -316,14 +324,15 @@ def test_codes_made_by_the_command_line_are_a_voice(
 def test_a_front_end_reads_out_for_its_worker(engine: Engine, checkpoint: Path) -> None:
     request = SpeechRequest(text="5 km", voice="anna", sampling=GREEDY, seed=1, max_frames=12)
 
-    async def speak() -> tuple[str | None, list[NDArray[np.int64]]]:
+    async def speak() -> tuple[str | None, int | None, list[NDArray[np.int64]]]:
         async with await EngineClient.start(EngineSpec(model=str(checkpoint), codec="none")) as client:
             facts = await client.wait_ready()
             long = request.model_copy(update={"text": "5 km, " * 200})  # on a thread
-            return facts.text_front, [(await client.generate(each)).codes for each in (request, long)]
+            spoken = [(await client.generate(each)).codes for each in (request, long)]
+            return facts.text_front, facts.segment_characters, spoken
 
-    front, (short_FN, long_FN) = asyncio.run(speak())
-    assert front == "en"
+    front, segment_characters, (short_FN, long_FN) = asyncio.run(speak())
+    assert (front, segment_characters) == ("en", 90)
     assert np.array_equal(short_FN, engine.generate(request).codes)
     words = request.model_copy(update={"text": ("five kilometers, " * 200).strip(), "text_front": False})
     assert np.array_equal(long_FN, engine.generate(words).codes)

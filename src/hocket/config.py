@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -126,8 +126,11 @@ class EngineConfig(StrictModel):
     #: Read numbers, abbreviations and symbols out as English words before the model sees them. None: as the checkpoint
     #: says (`text_front` in its hocket.json).
     text_front: bool | None = None
-    #: Launch a frame before the stop flags of the one before were read. None: on CUDA, where reading them is a wait.
-    lookahead: bool | None = None
+    #: Launch a frame before the stop flags of the one before were read: hides a slow host, for a frame's work behind
+    #: every stop.
+    lookahead: bool = False
+    #: "fp8": 8-bit weights and activations in the talker's and the codec's matrix products, on GPUs that have them.
+    quantize: Literal["fp8"] | None = None
     chunks: ChunkPolicy = ChunkPolicy()
     runaway: RunawayPolicy = RunawayPolicy()
     reference: ReferenceLimits = ReferenceLimits()

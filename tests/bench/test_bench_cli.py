@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import FaultyServer, faulty_server
+from faulty_server import FaultyServer, faulty_server, speak, wav
 
 from cli_runner import Done, run
 from hocket.bench.host import command_line
+from hocket.bench.optional import _COMMANDS as COMMANDS
 
 SECRET = "a-key-that-nobody-may-see"
 GOLDEN = Path(__file__).parent.parent / "golden"
+#: A dataset that `write_references` makes.
+REFERENCES = ("--dataset", "jsonl", "texts.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,14 @@ def bench(url: str, *more: str) -> Done:
 def read(name: str) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(Path(name).read_text(encoding="utf-8"))
     return report
+
+
+def write_references(*names: str) -> None:
+    """Two texts spoken like recordings of these names, by turns."""
+    for name in names:
+        Path(f"{name}.wav").write_bytes(wav(speak(name)))
+    lines = [{"text": f"text number {i}", "reference": f"{names[i % len(names)]}.wav"} for i in range(2)]
+    Path("texts.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
 
 
 def test_a_report_has_all_that_is_needed_to_repeat_it(url: str, server: FaultyServer) -> None:
@@ -117,6 +128,23 @@ def test_conditions_decide_the_exit_code(url: str, condition: str, code: int) ->
     done = bench(url, "--voice", "good,clipped,empty", "--fail-if", condition)
     assert done.code == code
     assert ("FAILED: 3 clients: " + condition in done.err) == (code == 1)
+
+
+@pytest.mark.parametrize(("most", "code"), [(7, 1), (8, 0)])
+def test_statuses_of_all_numbers_can_be_a_condition(url: str, most: int, code: int) -> None:
+    done = bench(url, "--voice", "good,status,busy", "--fail-if", f"fault_status > {most}", "--json", "r.json")
+    assert done.code == code
+    figures = read("r.json")["stages"][0]["figures"]
+    assert {name: figures[name][0] for name in figures if name.startswith("fault_")} == {
+        "fault_status": 8,
+        "fault_status_500": 4,
+        "fault_status_503": 4,
+    }
+    # Each answer is listed once.
+    assert [line.split(":")[0].split() for line in done.out.splitlines() if "an HTTP status" in line] == [
+        ["4", "status_500"],
+        ["4", "status_503"],
+    ]
 
 
 def test_when_no_answer_is_good_the_run_fails_by_itself(url: str) -> None:
@@ -219,13 +247,94 @@ def test_the_engine_by_itself() -> None:
         (("--body", "[1]"), "--body is not a JSON object"),
         (("--json", "no/such/folder/r.json"), "does not exist"),
         (("--transcribe", "--recogniser", "/"), "is no faster-whisper model"),
-        (("--similarity", "--speaker-model", "x"), "--speaker-model is 'x'"),
+        ((*REFERENCES, "--similarity", "--speaker-model", "x"), "--speaker-model is 'x'"),
+        (("--similarity",), "--similarity needs a dataset with reference recordings"),
+        ((*REFERENCES, "--similarity", "--no-references"), "--similarity needs a dataset with reference recordings"),
+        (("--dialect", "openai", "--request-seed", "1"), "--dialect openai has no field for seeds"),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_sent(arguments: tuple[str, ...], message: str) -> None:
+    write_references("one")
     done = run("bench", "serve", "--base-url", "http://127.0.0.1:9", *arguments)
     assert message in done.error
     assert done.code == 2
+
+
+ALONE = [
+    ("serve", "--min-similarity", "0.7", "--similarity"),
+    ("serve", "--speaker-model", "resemblyzer", "--similarity"),
+    ("serve", "--max-cer", "0.1", "--transcribe"),
+    ("serve", "--recogniser", "base", "--transcribe"),
+    ("serve", "--recogniser-model", "whisper-1", "--transcribe"),
+    ("serve", "--recogniser-api-key", "key", "--transcribe"),
+    ("serve", "--pcm-channels", "1", "--pcm-rate"),
+    ("serve", "--arrivals", "poisson", "--rate"),
+    ("serve", "--keep-audio", "10", "--json or --html"),
+    ("isolation", "--speaker-model", "resemblyzer", "--similarity"),
+    ("isolation", "--recogniser-model", "whisper-1", "--recogniser http"),
+    ("isolation", "--recogniser-api-key", "key", "--recogniser http"),
+    ("isolation", "--pcm-channels", "1", "--pcm-rate"),
+]
+
+
+@pytest.mark.parametrize(("command", "option", "value", "partner"), ALONE)
+def test_an_option_that_does_nothing_alone_is_told_what_to_add(
+    command: str, option: str, value: str, partner: str
+) -> None:
+    done = run("bench", command, "--base-url", "http://127.0.0.1:9", option, value)
+    assert f"{option} does nothing without {partner}" in done.error
+    assert done.code == 2
+
+
+def test_a_recogniser_does_nothing_by_seed() -> None:
+    done = run("bench", "isolation", "--base-url", "http://127.0.0.1:9", "--by", "seed", "--recogniser", "base")
+    assert "--recogniser does nothing without --by words" in done.error
+
+
+def test_options_beside_their_partners_are_taken(url: str) -> None:
+    done = bench(
+        *(url, "--voice", "good,good,stranger", "--json", "r.json", "--keep-audio", "1", "--pcm-rate", "8000"),
+        *("--pcm-channels", "2", "--transcribe", "--recogniser", url, "--recogniser-model", "m", "--max-cer", "0.97"),
+    )
+    assert done.code == 0, done.err
+    report = read("r.json")
+    assert "fault_wrong_words" not in report["stages"][0]["figures"]
+    told = {name: report["wishes"][name] for name in ("max_cer", "raw_shape", "recogniser")}
+    assert told == {"max_cer": 0.97, "raw_shape": [8000, 2], "recogniser": f"m at {url}"}
+    defaults = bench(url, "--json", "r.json", "--transcribe", "--recogniser", url)
+    assert defaults.code == 0, defaults.err
+    told = {name: read("r.json")["wishes"][name] for name in ("max_cer", "raw_shape", "recogniser")}
+    assert told == {"max_cer": 0.5, "raw_shape": None, "recogniser": f"whisper-1 at {url}"}
+
+
+def test_voices_are_not_compared_to_one_reference_alone() -> None:
+    write_references("one")
+    done = run("bench", "isolation", "--base-url", "http://127.0.0.1:9", *REFERENCES, "--similarity")
+    assert "--similarity needs a dataset with reference recordings, at least 2 different ones" in done.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--clients", "1", "--open-loop", "3"), "give one of --clients and --open-loop"),
+        (("--set", "server.port=1"), "--set server.port"),
+        (("--set", "workers=1"), "--set workers"),
+        (("--set", "model=other"), "--set model"),
+        (("--set", "codec=other"), "--set codec"),
+        (("--set", "engine.runaway.multiple=3"), "--set engine.runaway.multiple"),
+        (("--set", "engine.rws=3"), "did you mean engine.rows?"),
+    ],
+)
+def test_mistakes_about_the_engine(arguments: tuple[str, ...], message: str) -> None:
+    done = run("bench", "engine", "--model", "nobody/knows-this", *arguments)
+    assert message in done.error
+    assert done.code == 2
+
+
+def test_the_page_names_every_command_that_brings_a_package() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    assert [command for command in set(COMMANDS.values()) if command not in page] == []
+    assert "everything else comes with Hocket" not in page
 
 
 def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,5 +342,6 @@ def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: 
     monkeypatch.setitem(sys.modules, "resemblyzer", None)
     done = run("bench", "serve", "--base-url", "http://127.0.0.1:9", "--transcribe")
     assert "--transcribe needs faster-whisper, which is not installed; run: pip install 'hocket[bench]'" in done.error
-    done = run("bench", "serve", "--base-url", "http://127.0.0.1:9", "--similarity")
+    write_references("one")
+    done = run("bench", "serve", "--base-url", "http://127.0.0.1:9", *REFERENCES, "--similarity")
     assert "pip install --no-deps resemblyzer" in done.error

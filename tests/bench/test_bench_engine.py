@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
-from hocket.bench.engine import EngineWishes, bench_engine, engine_config
-from hocket.bench.random_model import NAMED, _dimensions, random_models
-from hocket.bench.workload import TEMPLATE_ROWS, WorkloadPrompt, read_workload
+from hocket.bench.engine import EngineWishes, bench_engine, engine_config, engine_table
+from hocket.bench.random_model import NAMED, empty_models, plans, random_models
+from hocket.bench.workload import ContinuationPrompt, CustomVoicePrompt, Spoken, read_workload, workload_prompt
 from hocket.config import EngineConfig
+from hocket.core import SpeechRequest
+from hocket.engine.engine import Engine
 from hocket.errors import ConfigError
-from hocket.models.moss_codec.config import MossCodecConfig
-from hocket.models.moss_local.config import MossLocalConfig
+from hocket.models.checkpoint import read_config
+from hocket.models.family import CodecPlan, TalkerPlan
+from hocket.models.qwen3_codec.config import Qwen3CodecConfig
+from hocket.models.qwen3_codec.weights import unread_tensors
+from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
+from hocket.prompt.tokenizer import TextTokenizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TALKER, CODEC = str(GOLDEN / "local_tiny"), str(GOLDEN / "codec2_tiny")
 FRAME_SECONDS = 24 / 300
+QWEN3 = GOLDEN / "qwen3_tts"
+SPEAKERS, CODEC_12HZ = str(QWEN3 / "custom_1b7"), str(QWEN3 / "base_1b7")
+FLOAT = torch.float32
 
 
 def wishes(**more: Any) -> EngineWishes:
@@ -41,17 +54,24 @@ def wishes(**more: Any) -> EngineWishes:
     return EngineWishes(**(fields | more))
 
 
+def lengths(requests: int) -> list[int]:
+    """Frames of the workload's first requests; the same in every family."""
+    talker, _ = plans(TALKER, CODEC, FLOAT)
+    return [one.frames for one in read_workload(talker.config, 0)[:requests]]
+
+
 @pytest.fixture(scope="module")
 def closed() -> dict[str, Any]:
     return bench_engine(wishes())
 
 
 def test_lengths_are_forced_and_audio_is_what_they_come_to(closed: dict[str, Any]) -> None:
-    frames = sum(one.frames for one in read_workload(12, [64] * 12, 0)[:8])
+    frames = sum(lengths(8))
     assert closed["frames"] == frames
     assert closed["audio_s"] == pytest.approx(frames * FRAME_SECONDS, abs=0.01)
     assert closed["audio_s_per_s_full"] == pytest.approx(closed["audio_s"] / closed["seconds"], rel=0.01)
     assert closed["most_open"] == 3
+    assert closed["audio_s_per_s"] > 0
 
 
 def test_every_field_of_the_line_is_there(closed: dict[str, Any]) -> None:
@@ -73,9 +93,38 @@ def test_the_parts_of_a_step_add_up_to_the_steps(closed: dict[str, Any]) -> None
 
 
 def test_an_open_loop_ends_with_everything_said() -> None:
-    figures = bench_engine(wishes(rate=40.0, requests=6))
-    assert figures["frames"] == sum(one.frames for one in read_workload(12, [64] * 12, 0)[:6])
+    figures = bench_engine(wishes(clients=None, rate=40.0, requests=6))
+    assert figures["frames"] == sum(lengths(6))
     assert (figures["clients"], figures["rate"]) == (None, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("load", "warm", "most_open"), [({"clients": 2}, 2, 2), ({"clients": None, "rate": 1e6}, 3, 4)]
+)
+def test_every_row_is_warm_before_the_clock_starts(
+    monkeypatch: pytest.MonkeyPatch, load: dict[str, Any], warm: int, most_open: int
+) -> None:
+    asked: list[int | None] = []
+    seeds: set[int | None] = set()
+    add = Engine.add
+
+    def noting(engine: Engine, request: SpeechRequest) -> str:
+        asked.append(request.max_frames)
+        seeds.add(request.seed)
+        return add(engine, request)
+
+    monkeypatch.setattr(Engine, "add", noting)
+    figures = bench_engine(wishes(requests=4, **load))
+    assert asked == [min(24, frames) for frames in lengths(warm)] + lengths(4)
+    assert figures["most_open"] == most_open
+    assert len(seeds) == warm + 4  # no prompt is in the prefix cache when the clock starts
+
+
+def test_what_all_began_at_once_has_no_steady_rate() -> None:
+    figures = bench_engine(wishes(requests=2, clients=2))
+    assert figures["audio_s_per_s"] is None
+    assert figures["audio_s_per_s_full"] > 0
+    assert "no steady state" in "".join(str(cell) for cell in engine_table(figures).columns[1].cells)
 
 
 def test_a_context_that_is_too_small_is_told_beforehand() -> None:
@@ -88,52 +137,145 @@ def test_strict_and_checkpoints_run_the_same_way() -> None:
     config = engine_config(EngineConfig(page_rows=16), rows=2, context_rows=512, strict=True)
     figures = bench_engine(wishes(config=config, random_weights=False, requests=2, clients=2))
     assert figures["strict"] is True
-    assert figures["frames"] == sum(one.frames for one in read_workload(12, [64] * 12, 0)[:2])
+    assert figures["frames"] == sum(lengths(2))
 
 
-def test_random_weights_are_those_of_the_seed() -> None:
-    device, dtype = torch.device("cpu"), torch.float32
-    (one, codec), (again, _), (other, _) = (
-        random_models(TALKER, CODEC, device=device, dtype=dtype, seed=seed) for seed in (1, 1, 2)
+@pytest.mark.parametrize(("talker", "codec"), [(TALKER, CODEC), (SPEAKERS, CODEC_12HZ)])
+def test_random_weights_are_those_of_the_seed(talker: str, codec: str) -> None:
+    (one, decoder), (again, _), (other, _) = (
+        random_models(talker, codec, device=torch.device("cpu"), dtype=FLOAT, seed=seed) for seed in (1, 1, 2)
     )
     weights = [next(model.talker.parameters()) for model in (one, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-    codes = torch.randint(0, 64, (5, 12))
-    samples = codec.decode_whole(codes)
+    codes = torch.randint(0, 64, (5, 12), generator=torch.Generator().manual_seed(0))
+    samples = decoder.decode_whole(codes)
     assert torch.isfinite(samples).all()
+    assert 0 < samples.std() < 1
     assert samples.abs().max() > 0
 
 
-def test_the_named_dimensions_are_the_real_ones() -> None:
-    talker, codec = _dimensions(NAMED[0], None)
-    config, shape = MossLocalConfig.from_dict(dict(talker)), MossCodecConfig.from_dict(dict(codec))
-    assert (config.layers, config.hidden_size, config.n_vq, config.sampling_rate) == (36, 2560, 12, 48_000)
-    assert (shape.sample_rate, shape.channels, shape.n_codebooks, shape.frame_samples) == (48_000, 2, 32, 3840)
-    with torch.device("meta"):
-        from hocket.models.moss_codec.codec import MossCodec
-        from hocket.models.moss_local.talker import MossLocalTalker
-
-        parameters = [sum(p.numel() for p in m.parameters()) for m in (MossLocalTalker(config), MossCodec(shape))]
-    assert parameters == [4_129_990_144, 2_123_701_248]
+#: Tensors and numbers of the published files. The MOSS ones hold copies of tied weights; the 12 Hz codec has 63 tensors
+#: that neither direction reads.
+PUBLISHED = {
+    "moss-tts-local-v1.5": (None, 4_129_990_144, None, 2_123_701_248),
+    "qwen3-tts-1.7b": (404, 1_916_676_352, 496, 170_557_441),
+    "qwen3-tts-0.6b": (402, 905_788_672, 496, 170_557_441),
+}
 
 
-def test_prompts_have_the_rows_that_the_workload_says() -> None:
-    talker, _ = _dimensions(NAMED[0], None)
-    config = MossLocalConfig.from_dict(dict(talker))
-    prompt, workload = WorkloadPrompt(config), read_workload(config.n_vq, config.audio_codebook_sizes, 0)
+@pytest.mark.parametrize("name", NAMED)
+def test_the_named_dimensions_are_the_real_ones(name: str) -> None:
+    tensors, numbers, codec_tensors, codec_numbers = PUBLISHED[name]
+    talker, codec = plans(name, None, torch.bfloat16)
+    loaded, decoder = empty_models(talker, codec)
+    assert isinstance(loaded.talker, nn.Module)
+    for plan, module in ((talker, loaded.talker), (codec, decoder)):
+        # Every parameter is filled by the table that loads the published names, and the numbers are as many.
+        filled: dict[str, int] = {}
+        for entry in plan.weight_table:
+            filled[entry.parameter] = filled.get(entry.parameter, 0) + math.prod(entry.shape)
+        assert filled == {name: parameter.numel() for name, parameter in module.named_parameters()}
+    assert sum(parameter.numel() for parameter in loaded.talker.parameters()) == numbers
+    in_codec = sum(parameter.numel() for parameter in decoder.parameters())
+    assert tensors in (None, len(talker.weight_table))
+    if codec_tensors is None:
+        assert in_codec == codec_numbers
+    else:
+        assert isinstance(codec.config, Qwen3CodecConfig)
+        unread = unread_tensors(codec.config)
+        assert len(codec.weight_table) + len(unread) == codec_tensors
+        # Of the 31 stored levels behind the first, 15 are read: entries, usage; then two projections in and two out.
+        assert in_codec + 16 * 2048 * (256 + 1) + 32 + 4 * 256 * 512 == codec_numbers
+
+
+def test_the_named_dimensions_belong_together() -> None:
+    shapes = {name: (talker.config, codec.config) for name, (talker, codec) in all_plans().items()}
+    moss, moss_codec = shapes["moss-tts-local-v1.5"]
+    assert (moss.layers, moss.hidden_size, moss.n_vq, moss.sampling_rate) == (36, 2560, 12, 48_000)
+    assert (moss_codec.sample_rate, moss_codec.channels, moss_codec.n_codebooks) == (48_000, 2, 32)
+    assert moss_codec.frame_samples == 3840
+    for name, size, projects in (("qwen3-tts-1.7b", 2048, True), ("qwen3-tts-0.6b", 1024, False)):
+        talker, codec = shapes[name]
+        assert isinstance(talker, Qwen3TtsConfig)
+        assert (talker.layers, talker.hidden_size, talker.n_vq, talker.sampling_rate) == (28, size, 16, 24_000)
+        assert talker.kv_bytes_per_row(torch.bfloat16) == 114_688
+        assert talker.projects_to_predictor == projects
+        assert (codec.sample_rate, codec.channels, codec.n_codebooks, codec.frame_samples) == (24_000, 1, 16, 1920)
+    assert shapes["qwen3-tts-1.7b"][1] == shapes["qwen3-tts-0.6b"][1]
+
+
+def all_plans() -> dict[str, tuple[TalkerPlan, CodecPlan]]:
+    return {name: plans(name, None, torch.bfloat16) for name in NAMED}
+
+
+def test_continuations_have_the_rows_that_the_workload_says() -> None:
+    config = plans(NAMED[0], None, FLOAT)[0].config
+    prompt, workload = workload_prompt(config), read_workload(config, 0)
+    assert isinstance(prompt, ContinuationPrompt)
     assert len(workload) == 1088
-    built = [prompt.build(one.request(i, ignore_stop=True), [one.codes]) for i, one in enumerate(workload[:3])]
+    built = [prompt.build(one.request(i, ignore_stop=True), [codes_of(one)]) for i, one in enumerate(workload[:3])]
     for one, rows in zip(workload, built, strict=False):
-        assert len(rows.rows) == TEMPLATE_ROWS + one.text_rows + len(one.codes)
-        assert np.array_equal(rows.prefix_codes, one.codes)
+        assert len(rows.rows) == one.prompt_rows == 58 + one.text_rows + len(codes_of(one))
+        assert np.array_equal(rows.prefix_codes, codes_of(one))
     # The template is shared, the texts are not.
-    assert np.array_equal(built[0].rows[:TEMPLATE_ROWS], built[1].rows[:TEMPLATE_ROWS])
-    assert not np.array_equal(
-        built[0].rows[TEMPLATE_ROWS : TEMPLATE_ROWS + 15], built[1].rows[TEMPLATE_ROWS : TEMPLATE_ROWS + 15]
+    assert np.array_equal(built[0].rows[:58], built[1].rows[:58])
+    assert not np.array_equal(built[0].rows[58:73], built[1].rows[58:73])
+
+
+def codes_of(one: Spoken) -> NDArray[np.int64]:
+    assert one.codes is not None
+    return one.codes
+
+
+def test_prompts_of_speakers_are_those_of_the_family_but_for_the_words() -> None:
+    config = Qwen3TtsConfig.from_dict(read_config(Path(SPEAKERS)))
+    prompt, workload = workload_prompt(config), read_workload(config, 0)
+    assert isinstance(prompt, CustomVoicePrompt)
+    assert [one.frames for one in workload[:8]] == lengths(8)
+    official = Qwen3TtsPrompt(config, TextTokenizer.load(Path(SPEAKERS)))
+
+    def spoken_by_the_family(digits: int) -> NDArray[np.int64]:
+        request = SpeechRequest(text="7" * digits, voice=next(iter(config.speakers)))
+        return official.build(request, []).rows
+
+    # A digit is one id; what the tiny tokenizer makes of the role's name beyond one id counts as text.
+    more = len(spoken_by_the_family(1)) - 11
+    for i, one in enumerate([one for one in workload if one.text_rows > more][:5]):
+        built = prompt.build(one.request(i, ignore_stop=True), [])
+        rows, same = built.rows, spoken_by_the_family(one.text_rows - more)
+        assert len(rows) == len(same) == one.prompt_rows == 10 + one.text_rows
+        assert np.array_equal(rows[:, 1:], same[:, 1:])
+        is_word = np.zeros(len(rows), bool)
+        is_word[1:3] = is_word[8:-2] = True
+        assert np.array_equal(rows[~is_word, 0], same[~is_word, 0])
+        assert len(built.frame_texts) == len(built.prefix_codes) == 0
+    first, second = (prompt.build(workload[0].request(seed, ignore_stop=True), []).rows for seed in (1, 2))
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("random_weights", [True, False])
+def test_speakers_of_qwen3_tts_speak_the_workload(random_weights: bool) -> None:
+    figures = bench_engine(
+        wishes(model=SPEAKERS, codec=CODEC_12HZ, random_weights=random_weights, requests=3, clients=2)
     )
+    assert figures["frames"] == sum(lengths(3))
+    assert figures["audio_s"] == pytest.approx(figures["frames"] * 0.08, abs=0.01)
+    assert figures["most_open"] == 2
+
+
+@pytest.mark.parametrize("kind", ["base_1b7", "design_1b7"])
+@pytest.mark.parametrize("random_weights", [True, False])
+def test_a_checkpoint_without_speakers_is_told_beforehand(kind: str, random_weights: bool) -> None:
+    with pytest.raises(ConfigError, match="give a CustomVoice checkpoint"):
+        bench_engine(wishes(model=str(QWEN3 / kind), codec=CODEC_12HZ, random_weights=random_weights))
 
 
 def test_what_is_no_model() -> None:
     with pytest.raises(ConfigError, match=r"moss-tts-local-v1\.5"):
         bench_engine(wishes(model="nobody/knows-this"))
+
+
+def test_dimensions_that_ship_bring_their_codec() -> None:
+    with pytest.raises(ConfigError, match="leave --codec out"):
+        bench_engine(wishes(model="qwen3-tts-1.7b"))

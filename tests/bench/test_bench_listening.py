@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hocket.bench.faults import AnswerError
 from hocket.bench.listening import hear
 from hocket.bench.wire import Answer
-from hocket.server.encoders import encode_whole, encoder_for
+from hocket.server.encoders import AudioEncoder, encode_whole
 
 RATE = 24_000
 PIECE = 1920
@@ -34,7 +34,7 @@ def answer(pieces: list[bytes], **headers: str) -> Answer:
 
 
 def streamed(response_format: str) -> list[bytes]:
-    encoder = encoder_for(response_format, RATE, 1)
+    encoder = AudioEncoder(response_format, RATE, 1)
     audio = sound()
     pieces = [encoder.feed(audio[:, i : i + PIECE]) for i in range(0, audio.shape[1], PIECE)]
     return [piece for piece in (*pieces, encoder.finish()) if piece]

@@ -13,7 +13,7 @@ import uvloop
 from faulty_server import FaultyServer, faulty_server
 
 from hocket.bench.floor import measure_floor, stub_server
-from hocket.bench.load import Load, StageRun, parse_ramp, run_stage
+from hocket.bench.load import Load, StageRun, due_seconds, edge_requests, most_open, parse_ramp, run_stage
 from hocket.bench.wire import Answer, Target, ask
 from hocket.errors import ConfigError
 
@@ -77,6 +77,19 @@ def test_poisson_arrivals_are_those_of_the_seed_and_as_many_as_they_should_be() 
     assert dues[0][-1] == pytest.approx(0.2, rel=0.2)
     gaps = np.diff(dues[0])
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.2)
+
+
+def test_arrivals_are_planned_before_anything_is_asked() -> None:
+    assert due_seconds(Load(4, rate=2.0, arrivals="constant"), 0).tolist() == [0.0, 0.5, 1.0, 1.5]
+    planned = due_seconds(Load(50, rate=2000.0), 7)
+    run = drive(Load(50, rate=2000.0), Server(0.0))
+    assert [one.due - run.began for one in run.asked] == pytest.approx(planned.tolist(), abs=1e-6)
+
+
+def test_what_is_open_at_a_time_and_what_of_it_is_an_edge() -> None:
+    assert most_open([(0.0, 1.0), (1.0, 2.0), (1.5, 3.0), (1.6, 1.7)]) == 3
+    assert most_open([(0.0, 1.0), (1.0, 2.0)]) == 1  # who has an answer asks again
+    assert [edge_requests(open_now, 40) for open_now in (1, 10, 11, 40)] == [1, 10, 10, 10]
 
 
 def test_short_runs_keep_half_their_requests_as_steady() -> None:

@@ -36,7 +36,7 @@ def _mend_interpreter() -> None:
         if (source, target) == (tl.bfloat16, tl.float32):
             return torch.tensor(data).view(torch.bfloat16).float().numpy()
         if (source, target) == (tl.float32, tl.float8e4nv):
-            return torch.tensor(data).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+            return torch.tensor(data).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         return convert(data, source, target, rounding)
 
     def mended_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:

@@ -57,6 +57,7 @@ class FakeEngine:
     reason: FinishReason = "stop"
     late_seconds: float = 0.0
     text_front: TextFront | None = None
+    segment_characters: int | None = None
 
     requests: list[SpeechRequest] = field(default_factory=list)
     finished: int = 0
@@ -85,6 +86,7 @@ class FakeEngine:
             reference_min_rms=1e-4,
             reference_max_file_bytes=2**20,
             text_front=self.text_front,
+            segment_characters=self.segment_characters,
         )
 
     @property

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hocket.audio import decode_audio, resample
 from hocket.core import AudioArray
 from hocket.errors import AudioFileError, HocketError, InvalidRequestError
-from hocket.server.encoders import RESPONSE_FORMATS, encode_whole, encoder_for
+from hocket.server.encoders import RESPONSE_FORMATS, AudioEncoder, encode_whole
 from hocket.server.mp3 import DELAY_SAMPLES, info_frame
 
 #: Samples that a format's own coding may add to what was fed, by a player that heeds what the body says: less than one
@@ -61,7 +61,7 @@ def decoded(body: bytes, response_format: str, rate: int, channels: int) -> Audi
 def streamed(
     response_format: str, samples_CS: NDArray[np.float32], rate: int, cuts: list[int], speed: float = 1.0
 ) -> bytes:
-    encoder = encoder_for(response_format, rate, samples_CS.shape[0], speed)
+    encoder = AudioEncoder(response_format, rate, samples_CS.shape[0], speed)
     edges = [0, *sorted(cuts), samples_CS.shape[1]]
     pieces = [encoder.feed(samples_CS[:, a:b]) for a, b in itertools.pairwise(edges)]
     return b"".join([*pieces, encoder.finish()])
@@ -76,7 +76,7 @@ def signal_to_noise_db(wanted_CS: NDArray[np.float32], found_CS: NDArray[np.floa
 @pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
 def test_a_stream_is_what_its_encoder_says(response_format: str, rate: int, channels: int) -> None:
     samples_CS = voice(rate, 1.2345, channels)
-    encoder = encoder_for(response_format, rate, channels)
+    encoder = AudioEncoder(response_format, rate, channels)
     pieces = [encoder.feed(samples_CS[:, i : i + 1920]) for i in range(0, samples_CS.shape[1], 1920)]
     body = b"".join([*pieces, encoder.finish()])
     audio = decoded(body, response_format, rate, channels)
@@ -198,7 +198,7 @@ def test_streamed_samples_are_those_of_the_whole(speed: float, cuts: list[int], 
 
 @pytest.mark.parametrize(("response_format", "rate"), DELAYS_MS)
 def test_what_was_fed_can_be_heard_after_the_stated_delay(response_format: str, rate: int) -> None:
-    encoder = encoder_for(response_format, rate, 1)
+    encoder = AudioEncoder(response_format, rate, 1)
     step = rate // 500
     samples_CS = voice(rate, 0.6)
     body = bytearray()
@@ -243,7 +243,7 @@ def test_high_speed_blends_and_does_not_skip(speed: float, least: float) -> None
 
 def test_speed_in_a_stream_comes_with_a_bounded_delay() -> None:
     for speed, limit_ms in [(0.25, 75), (0.75, 75), (1.5, 75), (2.0, 90), (4.0, 210)]:
-        encoder = encoder_for("pcm", 48000, 1, speed)
+        encoder = AudioEncoder("pcm", 48000, 1, speed)
         samples_CS = voice(48000, 1.0)
         given_samples = 0
         for end in range(480, 48001, 480):
@@ -273,13 +273,13 @@ def test_very_short_audio_keeps_its_length(response_format: str, speed: float, s
 def test_silence_before_anything_else_has_a_header() -> None:
     """A response begins as soon as it can: the first bytes do not wait for samples."""
     for response_format in ("wav", "flac", "opus"):
-        assert encoder_for(response_format, 24000, 1).feed(np.zeros((1, 0), np.float32))
+        assert AudioEncoder(response_format, 24000, 1).feed(np.zeros((1, 0), np.float32))
 
 
 @pytest.mark.parametrize("speed", [0.0, 0.2499, 4.001, -1.0, 100.0, math.nan, math.inf])
 def test_a_speed_out_of_range_is_refused(speed: float) -> None:
     for call in (
-        lambda: encoder_for("wav", 24000, 1, speed),
+        lambda: AudioEncoder("wav", 24000, 1, speed),
         lambda: encode_whole("wav", voice(24000, 0.1), 24000, speed),
     ):
         with pytest.raises(InvalidRequestError, match=r"give 0\.25 to 4") as caught:
@@ -290,7 +290,7 @@ def test_a_speed_out_of_range_is_refused(speed: float) -> None:
 @pytest.mark.parametrize("response_format", ["", "WAV", "ogg", "mp4"])
 def test_an_unknown_format_is_refused_with_the_choices(response_format: str) -> None:
     for call in (
-        lambda: encoder_for(response_format, 24000, 1),
+        lambda: AudioEncoder(response_format, 24000, 1),
         lambda: encode_whole(response_format, voice(24000, 0.1), 24000),
     ):
         with pytest.raises(InvalidRequestError, match="wav, pcm, mp3, opus, flac, aac") as caught:
@@ -300,14 +300,14 @@ def test_an_unknown_format_is_refused_with_the_choices(response_format: str) -> 
 
 def test_channels_that_a_format_does_not_have_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="cannot hold 6 channels"):
-        encoder_for("mp3", 48000, 6)
+        AudioEncoder("mp3", 48000, 6)
     with pytest.raises(InvalidRequestError, match="cannot hold 6 channels"):
         encode_whole("mp3", voice(48000, 0.1, 6), 48000)
 
 
 @pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
 def test_the_order_of_calls_is_enforced(response_format: str) -> None:
-    encoder = encoder_for(response_format, 24000, 2)
+    encoder = AudioEncoder(response_format, 24000, 2)
     for wrong in (np.zeros((1, 10), np.float32), np.zeros(10, np.float32)):
         with pytest.raises(HocketError, match="takes"):
             encoder.feed(wrong)

@@ -282,7 +282,7 @@ def test_a_server_that_hangs_is_given_up(path: str) -> None:
         start = time.monotonic()
         message = await refused(site.url(path), LOCAL.model_copy(update={"total_seconds": 0.2}))
         assert "took longer than 0.2 s" in message
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
 
     with_site(use)
 

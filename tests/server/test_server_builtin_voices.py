@@ -14,6 +14,7 @@ from websockets.sync.client import connect
 
 from hocket.audio import FORMATS, decode_audio, encode_audio
 from hocket.server.app import create_app
+from hocket.server.long_text import split_text
 from hocket.server.settings import ServerSettings
 from hocket.server.voices import VoiceStore
 from hocket.voices import ONLY_DEFAULT, BuiltinVoice
@@ -114,6 +115,30 @@ def test_their_names_are_taken(http: httpx.Client) -> None:
     answer = http.delete("/v1/audio/voices/anna")
     assert answer.status_code == 400
     assert "cannot be deleted" in answer.json()["error"]["message"]
+
+
+LONG = " ".join(f"This is the {i:02}th of many sentences, each as long as the others." for i in range(30))
+
+
+@pytest.mark.parametrize(("of_model", "setting", "most"), [(None, None, 400), (160, None, 160), (160, 300, 300)])
+def test_pieces_are_as_long_as_the_model_wants_unless_a_setting_says_otherwise(
+    tmp_path: Path, of_model: int | None, setting: int | None, most: int
+) -> None:
+    engine = FakeEngine(segment_characters=of_model, buffer_bytes=2**24)
+    app = create_app(engine, ServerSettings(segment_characters=setting), VoiceStore(tmp_path / "voices", VOICES))
+    pieces = split_text(LONG, most)
+    words = " ".join(["word"] * 500)  # one sentence
+    assert max(map(len, pieces)) > most - 64
+    with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as client:
+        speak(client, LONG, max_new_tokens=2000)
+        assert [request.text for request in engine.requests] == pieces
+        engine.requests.clear()
+        with connect(address.replace("http", "ws") + "/v1/audio/speech/stream") as socket:
+            for message in ({"type": "start", "text": words}, {"type": "flush"}):
+                socket.send(json.dumps(message))
+            while '"done"' not in str(socket.recv()):
+                pass
+        assert [request.text for request in engine.requests] == split_text(words, most)
 
 
 def test_texts_are_cut_as_written_by_what_they_say(http: httpx.Client, engine: FakeEngine) -> None:

@@ -31,6 +31,7 @@ def test_the_shipped_profiles() -> None:
         loaded = load_profile(name)
         assert [spec.config for spec in loaded.profile.engine_specs] == [loaded.profile.engine]
     assert load_profile("default").profile.device == "cpu"
+    assert {load_profile(name).profile.server.segment_characters for name in profile_names()} == {None}
     assert load_profile("throughput").profile.engine.rows == 256
     assert load_profile("latency").origins["device"] == "profile latency"
     assert load_profile("latency").origins["engine.max_frames"] == "built in"
@@ -74,6 +75,7 @@ def test_later_layers_win_and_every_value_has_an_origin(tmp_path: Path) -> None:
         ("server: {port: 70000}", r"server.port is 70000"),
         ("server: {response_format: ogg}", r"server.response_format is 'ogg' .*: input should be 'wav'"),
         ("server: {api_keys: ['']}", r"server.api_keys \(profile bad\): string should have at least 1 character"),
+        ("server: {segment_characters: 19}", r"server.segment_characters is 19 .* greater than or equal to 20"),
         ("server: {stall_seconds: 0}", r"server.stall_seconds is 0"),
         ("server: {fetch: {max_redirects: 99}}", r"server.fetch.max_redirects is 99"),
         ("device: 2020-01-01\ndtype: float16", r"dtype is 'float16'"),

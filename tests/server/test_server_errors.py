@@ -13,9 +13,12 @@ from typing import Any, cast
 import httpx
 import pytest
 from fake_speech import FakeEngine, new_store, on_loopback, wait_until
+from fastapi import Request
+from starlette.exceptions import HTTPException
 
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
 from hocket.server.app import create_app
+from hocket.server.errors import http_error
 from hocket.server.settings import ServerSettings
 
 GOOD = {"input": "Good.", "response_format": "pcm"}
@@ -102,6 +105,7 @@ TABLE = {
     "a custom recording": speech(400, "task_type", "leave out", task_type="CustomVoice", ref_audio="data:,x"),
     "one unknown field": speech(400, "loudness", "loudness: an unknown field", loudness=11),
     "unknown fields": speech(400, "a", "a, b: unknown fields", a=1, b=2),
+    "a field of half a character": raw(400, r"^\\ud800: an unknown field", rb'{"input": "Hi.", "\ud800": 1}'),
     "an alias twice": speech(400, "reference_text", "are the same", ref_text="a", reference_text="b"),
     "NUL in instructions": speech(400, "instructions", "NUL", instructions="a\x00"),
     "language of 300 characters": speech(400, "language", "256", language="x" * 300),
@@ -287,6 +291,31 @@ def test_an_error_in_the_middle_of_a_stream_is_no_complete_answer(tmp_path: Path
         assert error["code"] == "engine_unavailable"
         engine.error_after = None
         assert httpx.post(address + SPEECH, json=GOOD).status_code == 200
+
+
+def test_a_wrong_method_s_error_needs_nothing_of_the_framework_s() -> None:
+    request = Request({"type": "http", "method": "PUT", "path": "/v1/audio/voices", "headers": []})
+    error = http_error(HTTPException(405), request, ["GET", "POST"])
+    assert (error.http_status, error.code) == (405, "method_not_allowed")
+    assert str(error) == "PUT is not for this route; use GET, POST"
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_a_wrong_method_is_told_the_right_ones(http: httpx.Client, method: str) -> None:
+    answer = http.request(method, BATCH)
+    is_error(answer, 405, None, f"{method} is not for this route; use POST")
+    assert answer.headers["allow"] == "POST"
+    assert http.put("/v1/audio/voices").headers["allow"] == "GET, POST"
+    assert http.put("/health").headers["allow"] == "GET, HEAD"
+
+
+def test_a_voice_that_is_asked_for_is_a_404_and_one_to_speak_with_a_400(http: httpx.Client) -> None:
+    """docs/server.md says which is which. The voices of OpenAI are not known here."""
+    for name in ("alloy", "nobody"):
+        is_error(http.get(f"/v1/audio/voices/{name}/preview"), 404, "name", "there is no voice")
+        is_error(http.delete(f"/v1/audio/voices/{name}"), 404, "name", "there is no voice")
+        is_error(http.post(SPEECH, json={**GOOD, "voice": name}), 400, "voice", "there is no voice")
+        is_error(http.post(SPEECH, json={**GOOD, "ref_audio": name}), 400, "reference_audio", "there is no voice")
 
 
 def test_what_is_polled_is_logged_for_debugging_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -116,15 +116,24 @@ def test_a_preview_is_the_normalised_recording(store: VoiceStore) -> None:
 
 
 def test_builtin_voices_are_there_and_stay(store: VoiceStore) -> None:
-    assert store.reference("default", codec="tiny") == (None, None)
-    codes, words = store.reference("Echo", codec="tiny")
-    assert isinstance(codes, np.ndarray)
-    assert np.array_equal(codes, CODES + 7)
-    assert words == "beep"
-    assert store.reference("shadow", codec="tiny")[1] is None  # cloned: its words are not the model's
-    assert [store.speaker(name) for name in ("Vivian", "echo", "default", "nobody")] == ["vivian", None, None, None]
-    assert store.builtin_codes("ECHO") is BUILTIN["echo"].codes
-    assert store.builtin_codes("default") is None
+    default, echo, shadow, vivian = (store.builtin(name) for name in ("default", "ECHO", "shadow", "Vivian"))
+    assert default is not None
+    assert (default.codes, default.reference_text, default.is_speaker) == (None, None, False)
+    assert echo is not None
+    assert isinstance(echo.codes, np.ndarray)
+    assert np.array_equal(echo.codes, CODES + 7)
+    assert (echo.reference_text, echo.is_speaker) == ("beep", False)
+    assert shadow is not None
+    assert shadow.reference_text is None  # cloned: its words are not the model's
+    assert vivian is not None
+    assert vivian.is_speaker
+    upload(store)
+    assert (store.builtin("nobody"), store.builtin("anna")) == (None, None)
+    with pytest.raises(InvalidRequestError, match="is no voice name") as caught:
+        store.builtin("../echo")
+    assert caught.value.param == "name"
+    with pytest.raises(InvalidRequestError, match="there is no voice 'echo'"):
+        store.reference("Echo", codec="tiny")  # only uploads are read from the disk
     with pytest.raises(InvalidRequestError, match="comes with the model") as caught:
         draft(store, "DEFAULT")
     assert caught.value.param == "name"
@@ -418,7 +427,7 @@ def test_foreign_files_are_left_alone(store: VoiceStore, tmp_path: Path) -> None
             ("echo", "broken"),
         }
     }
-    assert store.reference("default", codec="tiny") == (None, None)
+    assert store.builtin("default") is BUILTIN["default"]
 
 
 def test_uploads_at_the_same_moment_leave_one_whole_voice(store: VoiceStore, tmp_path: Path) -> None:

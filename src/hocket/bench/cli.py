@@ -15,134 +15,29 @@ from hocket.errors import ConfigError, HocketError
 
 if TYPE_CHECKING:
     from hocket.bench.conditions import Condition
-    from hocket.bench.load import Load
 
 bench_app = typer.Typer(rich_markup_mode=None, help="Measure speech servers, and the engine by itself.")
 
 
 @bench_app.command("serve")
-def serve(
-    base_url: take.BaseUrl,
-    path: take.DatasetPath = None,
-    dialect: take.DialectName = "hocket",
-    dataset: take.Dataset = "plain",
-    limit: take.Limit = None,
-    shuffle: Annotated[bool, typer.Option(help="Shuffle the texts, by --seed.")] = True,
-    references: take.References = True,
-    voice: take.Voices = None,
-    model: take.ModelName = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many ask again and again.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, answers or not.")] = None,
-    ramp: Annotated[str | None, typer.Option(help="Stages: clients 1,2,4 or rates 1/s,2/s.")] = None,
-    arrivals: Annotated[str, typer.Option(help="Of an open loop: poisson or constant.")] = "poisson",
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="In each stage; default: enough for a steady state.")
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the clock starts.")] = 2,
-    delivery: take.DeliveryName = "raw",
-    response_format: take.ResponseFormat = "pcm",
-    request_seed: Annotated[int | None, typer.Option(min=0, help="Request i is sent with this seed + i.")] = None,
-    body: take.Body = None,
-    api_key: take.ApiKey = None,
-    timeout: take.Timeout = 120.0,
-    seed: take.Seed = 0,
-    pcm_rate: take.PcmRate = None,
-    pcm_channels: take.PcmChannels = 1,
-    expect: Annotated[str | None, typer.Option(help="Rate and channels that are right: 48000x2.")] = None,
-    buffer_ms: Annotated[float, typer.Option(min=0, help="Start buffer of the second player.")] = 200.0,
-    stall_seconds: Annotated[float, typer.Option(min=0, help="A player that stands still for longer fails.")] = 2.0,
-    max_silence_seconds: Annotated[float, typer.Option(min=0, help="A longer silence fails.")] = 3.0,
-    max_clipped: Annotated[float, typer.Option(min=0, help="A larger share of samples at full scale fails.")] = 0.001,
-    ignore_length: Annotated[bool, typer.Option("--ignore-length", help="Do not judge lengths by the texts.")] = False,
-    transcribe: Annotated[bool, typer.Option("--transcribe", help="Recognise the words and count errors.")] = False,
-    recogniser: take.RecogniserName = "base",
-    recogniser_model: take.RecogniserModel = "whisper-1",
-    recogniser_api_key: take.RecogniserKey = None,
-    max_cer: Annotated[float, typer.Option(min=0, help="A larger share of wrong characters fails.")] = 0.5,
-    similarity: Annotated[bool, typer.Option("--similarity", help="Compare the speaker to the reference.")] = False,
-    speaker_model: take.SpeakerModelName = "resemblyzer",
-    min_similarity: Annotated[float | None, typer.Option(help="Less alike fails.")] = None,
-    probe: Annotated[bool, typer.Option(help="Ask for one WAV file first, to check the rate of raw samples.")] = True,
-    floor: Annotated[bool, typer.Option(help="Measure the generator against a stub first.")] = True,
-    json_path: take.JsonPath = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots here, and audio worth hearing beside it.")
-    ] = None,
-    keep_audio: Annotated[int, typer.Option(min=0, help="Failures, and worst cases, kept to be heard.")] = 10,
-    fail_if: take.FailIf = None,
-) -> None:
+@take.takes(take.ServeOptions)
+def serve(options: take.ServeOptions) -> None:
     """Load any OpenAI-compatible speech server, and judge every answer by what a listener would hear."""
     from rich.console import Console
 
     from hocket.bench.conditions import Condition
-    from hocket.bench.judge import Limits
     from hocket.bench.report import print_report, write_json, write_page
     from hocket.bench.session import bench_serve
-    from hocket.bench.similarity import load_speaker_model
     from hocket.bench.summary import figure_names
-    from hocket.bench.transcribe import load_recogniser
-    from hocket.bench.wishes import Wishes
-    from hocket.files import check_replaceable
 
-    conditions = [Condition.parse(text) for text in fail_if or []]
+    conditions = [Condition.parse(text) for text in options.fail_if or []]
     for condition in conditions:
         condition.check_known(figure_names())
-    asked = take.request_fields(
-        base_url=base_url,
-        dialect=dialect,
-        dataset=dataset,
-        path=path,
-        limit=limit,
-        order_seed=seed if shuffle else None,
-        references=references,
-        voice=voice,
-        delivery=delivery,
-        response_format=response_format,
-        body=body,
-        api_key=api_key,
-        pcm=(pcm_rate, pcm_channels),
-    )
-    for output in (json_path, html):
-        if output is not None:
-            check_replaceable(output)
-    kept_beside = html or json_path
-    audio_folder = None if kept_beside is None else kept_beside.with_name(f"{kept_beside.stem}_audio")
-    if json_path is not None and html is not None and json_path.resolve() == html.resolve():
-        raise ConfigError("--json and --html name the same file; give two", param="html")
-    if audio_folder is not None and audio_folder.exists() and not audio_folder.is_dir():
-        raise ConfigError(f"{str(audio_folder)!r} is no folder; audio is kept there, so name the report otherwise")
-    wishes = Wishes(
-        **asked,
-        loads=_loads(clients, rate, ramp, requests, arrivals),
-        model=model,
-        request_seed=request_seed,
-        seed=seed,
-        warmup=warmup,
-        timeout_seconds=timeout,
-        limits=Limits(
-            max_silence_seconds=max_silence_seconds,
-            max_clipped=max_clipped,
-            stall_seconds=stall_seconds,
-            buffer_seconds=buffer_ms / 1e3,
-            check_length=not ignore_length,
-            shape=take.parse_shape(expect),
-        ),
-        has_probe=probe,
-        has_floor=floor,
-        recogniser=load_recogniser(recogniser, model=recogniser_model, api_key=recogniser_api_key)
-        if transcribe
-        else None,
-        max_cer=max_cer,
-        speaker_model=load_speaker_model(speaker_model) if similarity else None,
-        min_similarity=min_similarity,
-        keep_audio=keep_audio,
-        audio_folder=audio_folder,
-    )
-    report = bench_serve(wishes)
-    if json_path is not None:
-        write_json(json_path, report)
-    if html is not None:
-        write_page(html, report)
+    report = bench_serve(options.wishes())
+    if options.json_path is not None:
+        write_json(options.json_path, report)
+    if options.html is not None:
+        write_page(options.html, report)
     print_report(report, Console())
     if report["unjudged"]:
         raise HocketError(report["unjudged"])
@@ -195,94 +90,38 @@ def compare(
 
 
 @bench_app.command("isolation")
-def isolation(
-    base_url: take.BaseUrl,
-    path: take.DatasetPath = None,
-    dialect: take.DialectName = "hocket",
-    dataset: take.Dataset = "plain,names",
-    limit: take.Limit = None,
-    references: take.References = True,
-    voice: take.Voices = None,
-    model: take.ModelName = None,
-    clients: Annotated[int, typer.Option(min=2, help="Requests that are open at a time.")] = 32,
-    by: Annotated[
-        str, typer.Option(help="words (a recogniser listens), or seed (each answer against itself alone).")
-    ] = "words",
-    warmup: Annotated[int, typer.Option(min=0, help="Requests that are not counted.")] = 1,
-    delivery: take.DeliveryName = "raw",
-    response_format: take.ResponseFormat = "pcm",
-    request_seed: Annotated[int | None, typer.Option(min=0, help="Request i is sent with this seed + i.")] = None,
-    body: take.Body = None,
-    api_key: take.ApiKey = None,
-    timeout: take.Timeout = 300.0,
-    seed: take.Seed = 0,
-    pcm_rate: take.PcmRate = None,
-    pcm_channels: take.PcmChannels = 1,
-    recogniser: take.RecogniserName = "base",
-    recogniser_model: take.RecogniserModel = "whisper-1",
-    recogniser_api_key: take.RecogniserKey = None,
-    similarity: Annotated[bool, typer.Option("--similarity", help="Match voices to references, too.")] = False,
-    speaker_model: take.SpeakerModelName = "resemblyzer",
-    json_path: take.JsonPath = None,
-) -> None:
+@take.takes(take.IsolationOptions)
+def isolation(options: take.IsolationOptions) -> None:
     """Ask for many texts at once, and check that every answer belongs to its own request.
 
     Leaves with 0 when nine of ten are known as their own and none as another's, 1 when one is another's, 3 when too few
     were understood to tell.
     """
-    from hocket.bench.isolation import bench_isolation, parse_by, print_isolation
-    from hocket.bench.load import Load
+    from hocket.bench.isolation import bench_isolation, print_isolation
     from hocket.bench.report import write_json
-    from hocket.bench.similarity import load_speaker_model
-    from hocket.bench.transcribe import load_recogniser
-    from hocket.bench.wishes import Wishes
-    from hocket.files import check_replaceable
 
-    way = parse_by(by)
-    asked = take.request_fields(
-        base_url=base_url,
-        dialect=dialect,
-        dataset=dataset,
-        path=path,
-        limit=limit,
-        order_seed=seed,
-        references=references,
-        voice=voice,
-        delivery=delivery,
-        response_format=response_format,
-        body=body,
-        api_key=api_key,
-        pcm=(pcm_rate, pcm_channels),
-    )
-    if json_path is not None:
-        check_replaceable(json_path)
-    heard = load_recogniser(recogniser, model=recogniser_model, api_key=recogniser_api_key) if way == "words" else None
-    wishes = Wishes(
-        **asked,
-        loads=[Load(len(asked["items"]), clients=clients)],
-        model=model,
-        request_seed=request_seed,
-        seed=seed,
-        warmup=warmup,
-        timeout_seconds=timeout,
-        recogniser=heard,
-        speaker_model=load_speaker_model(speaker_model) if similarity else None,
-    )
-    report = bench_isolation(wishes, way)
-    if json_path is not None:
-        write_json(json_path, report)
+    report = bench_isolation(*options.wishes())
+    if options.json_path is not None:
+        write_json(options.json_path, report)
     typer.echo(print_isolation(report))
     sys.exit({"isolated": 0, "leak": 1, "unproven": 3}[report["verdict"]])
 
 
 @bench_app.command("engine")
 def engine(
-    model: Annotated[str, typer.Option(help="Checkpoint folder, or moss-tts-local-v1.5 with --random-weights.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Checkpoint folder; with --random-weights also moss-tts-local-v1.5, qwen3-tts-1.7b, qwen3-tts-0.6b."
+        ),
+    ],
     codec: Annotated[str | None, typer.Option(help="Codec folder; default: the model's.")] = None,
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Only the dimensions are the model's.")
     ] = False,
-    clients: Annotated[int, typer.Option(min=1, help="Closed loop: so many requests are open.")] = 1,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop: so many requests are open; default: 1.")
+    ] = None,
     open_loop: Annotated[float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Default: the whole workload, 1,088.")] = None,
     ignore_stop: Annotated[bool, typer.Option(help="Speak exactly as long as the workload says.")] = True,
@@ -304,11 +143,16 @@ def engine(
     from hocket.files import check_replaceable
     from hocket.server.profiles import load_profile, parse_settings
 
+    if clients is not None and open_loop is not None:
+        raise ConfigError("give one of --clients and --open-loop")
+    clients = 1 if clients is None and open_loop is None else clients
     if json_path is not None:
         check_replaceable(json_path)
-    loaded = load_profile(profile, parse_settings(settings or []))
+    layer = parse_settings(settings or [])
+    take.check_engine_settings(layer.values)
+    loaded = load_profile(profile, layer)
     # A profile's rows are a server's; here there are as many as clients. The workload needs no long context.
-    rows = None if loaded.origins["engine.rows"] == "--set" or open_loop is not None else clients
+    rows = None if loaded.origins["engine.rows"] == "--set" else clients
     context_rows = CONTEXT_ROWS if loaded.origins["engine.max_context_rows"] == "built in" else None
     figures = bench_engine(
         EngineWishes(
@@ -330,19 +174,6 @@ def engine(
         write_json(json_path, figures)
     Console(stderr=True).print(engine_table(figures))
     typer.echo(json.dumps(figures))
-
-
-def _loads(
-    clients: int | None, rate: float | None, ramp: str | None, requests: int | None, arrivals: str
-) -> list[Load]:
-    """The stages. Raises ConfigError when they contradict each other."""
-    from hocket.bench.load import parse_arrivals, parse_ramp
-
-    of_clients, of_rate = None if clients is None else str(clients), None if rate is None else f"{rate}/s"
-    given = [text for text in (of_clients, of_rate, ramp) if text is not None]
-    if len(given) > 1:
-        raise ConfigError("give one of --clients, --rate and --ramp")
-    return parse_ramp(given[0] if given else "1", requests, parse_arrivals(arrivals))
 
 
 def _leave_by(conditions: Sequence[Condition], stages: Sequence[Mapping[str, Any]]) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.table import Table
 
 from hocket.bench.host import command_line, now, package_version
+from hocket.bench.load import Load, due_seconds, edge_requests, most_open
 from hocket.bench.player import play
 from hocket.bench.random_model import loaded_models, random_models
-from hocket.bench.workload import TEMPLATE_ROWS, Spoken, read_workload
+from hocket.bench.workload import Spoken, read_workload
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, SpeechRequest
+from hocket.core import AudioChunk
 from hocket.engine.engine import Engine
 from hocket.engine.loading import assemble, parse_device, parse_dtype
 from hocket.engine.statistics import EngineStats
@@ -42,8 +42,9 @@ class EngineWishes:
     dtype: str
     profile: str
     config: EngineConfig
-    clients: int
-    #: Requests a second, whoever is still speaking; None: a closed loop of `clients`.
+    #: Requests that are open all the time (a closed loop), or requests a second, whoever is still speaking (an open
+    #: one); the other is None.
+    clients: int | None
     rate: float | None
     requests: int | None
     ignore_stop: bool
@@ -72,12 +73,12 @@ def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
     loaded = time.perf_counter()
     engine = Engine(assemble(talker, codec, wishes.config))
     start_seconds = time.perf_counter() - loaded
-    shape = talker.talker.config
-    workload = read_workload(shape.n_vq, shape.audio_codebook_sizes, wishes.seed)
+    workload = read_workload(talker.talker.config, wishes.seed)
     count = wishes.requests or len(workload)
     spoken = [workload[i % len(workload)] for i in range(count)]
     _check_room(engine, spoken)
-    _warm_up(engine, spoken, wishes.clients)
+    # With seeds that the run does not have: their prompts must not be in the prefix cache.
+    _warm_up(engine, spoken[: wishes.clients or wishes.config.rows], wishes.seed + count)
     before = engine.stats()
     with progress_bar(count) as show:
         run = _drive(engine, spoken, wishes, show)
@@ -113,9 +114,8 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
     table = Table(show_header=False, show_edge=False, pad_edge=False)
     load = f"{figures['clients']} clients" if figures["rate"] is None else f"{figures['rate']:g} requests a second"
     table.add_row(figures["model"], f"{figures['gpu'] or figures['device']}, {figures['dtype']}, {load}")
-    table.add_row(
-        "audio seconds a second", f"{figures['audio_s_per_s']} ({figures['audio_s_per_s_full']} with fill and drain)"
-    )
+    steady = "no steady state" if figures["audio_s_per_s"] is None else figures["audio_s_per_s"]
+    table.add_row("audio seconds a second", f"{steady} ({figures['audio_s_per_s_full']} with fill and drain)")
     for name, label in (
         ("ttfa_ms", "first audio, ms"),
         ("e2e_ms", "whole, ms"),
@@ -131,42 +131,35 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
 
 def _drive(engine: Engine, spoken: Sequence[Spoken], wishes: EngineWishes, show: Callable[[int], None]) -> list[Spoke]:
     """All requests through the engine, one step after another as a worker does it; in order of their submission."""
-    waiting = list(reversed(range(len(spoken))))
-    dues = _dues(len(spoken), wishes)
+    begin = time.perf_counter()
+    dues = None
+    if wishes.rate is not None:
+        dues = begin + due_seconds(Load(len(spoken), rate=wishes.rate), wishes.seed)
     running: dict[str, Spoke] = {}
     run: list[Spoke] = []
     done = 0
-    begin = time.perf_counter()
-    while waiting or running:
+
+    def may_begin(now_: float) -> bool:
+        if dues is not None:
+            return bool(dues[len(run)] <= now_)
+        return wishes.clients is None or len(running) < wishes.clients
+
+    while done < len(spoken):
         now_ = time.perf_counter()
-        while waiting and _may_begin(dues, len(run), now_ - begin, len(running), wishes.clients):
-            i = waiting.pop()
-            spoke = Spoke(time.perf_counter() if dues is None else begin + float(dues[i]))
-            running[engine.add(_request(spoken[i], i, wishes))] = spoke
+        while len(run) < len(spoken) and may_begin(now_):
+            i = len(run)
+            spoke = Spoke(time.perf_counter() if dues is None else float(dues[i]))
+            request = spoken[i].request(wishes.seed + i, ignore_stop=wishes.ignore_stop)
+            running[engine.add(request)] = spoke
             run.append(spoke)
         if not running:
             assert dues is not None
-            time.sleep(max(0.0, begin + float(dues[len(run)]) - time.perf_counter()))
+            time.sleep(max(0.0, float(dues[len(run)]) - time.perf_counter()))
             continue
         for chunk in engine.step():
             done += _take(chunk, running, time.perf_counter())
         show(done)
     return run
-
-
-def _may_begin(dues: NDArray[np.float64] | None, begun: int, seconds: float, running: int, clients: int) -> bool:
-    return running < clients if dues is None else bool(dues[begun] <= seconds)
-
-
-def _dues(count: int, wishes: EngineWishes) -> NDArray[np.float64] | None:
-    if wishes.rate is None:
-        return None
-    gaps = np.random.default_rng(wishes.seed).exponential(1.0 / wishes.rate, count)
-    return np.cumsum(gaps) - gaps[0]
-
-
-def _request(spoken: Spoken, number: int, wishes: EngineWishes) -> SpeechRequest:
-    return spoken.request(wishes.seed + number, ignore_stop=wishes.ignore_stop)
 
 
 def _take(chunk: AudioChunk, running: dict[str, Spoke], now_: float) -> int:
@@ -185,11 +178,10 @@ def _take(chunk: AudioChunk, running: dict[str, Spoke], now_: float) -> int:
     return 1
 
 
-def _warm_up(engine: Engine, spoken: Sequence[Spoken], clients: int) -> None:
-    """As many short requests as there are clients: every shape has been used before the clock starts."""
-    for i in range(min(clients, len(spoken))):
-        short = Spoken(spoken[i].text_rows, spoken[i].codes, min(_WARMUP_FRAMES, spoken[i].frames))
-        engine.add(short.request(i, ignore_stop=True))
+def _warm_up(engine: Engine, spoken: Sequence[Spoken], seed: int) -> None:
+    """Short requests, as many as may be open at a time: every shape has been used before the clock starts."""
+    for i, one in enumerate(spoken):
+        engine.add(replace(one, frames=min(_WARMUP_FRAMES, one.frames)).request(seed + i, ignore_stop=True))
     while not engine.idle:
         for chunk in engine.step():
             if chunk.end is not None and chunk.end.error is not None:
@@ -197,7 +189,7 @@ def _warm_up(engine: Engine, spoken: Sequence[Spoken], clients: int) -> None:
 
 
 def _check_room(engine: Engine, spoken: Sequence[Spoken]) -> None:
-    longest = max(TEMPLATE_ROWS + one.text_rows + len(one.codes) + one.frames for one in spoken)
+    longest = max(one.prompt_rows + one.frames for one in spoken)
     if longest > engine.context_rows:
         raise ConfigError(
             f"the longest request takes {longest} K/V rows, this engine has {engine.context_rows}; "
@@ -207,9 +199,8 @@ def _check_room(engine: Engine, spoken: Sequence[Spoken]) -> None:
 
 def _figures(run: Sequence[Spoke], wishes: EngineWishes) -> dict[str, Any]:
     begin, end = run[0].due, max(spoke.ended for spoke in run)
-    # As many of the first and the last as are open at a time are filling and draining; at least half stay in.
-    most_open = wishes.clients if wishes.rate is None else _most_open(run)
-    edge = min(most_open, len(run) // 4)
+    open_at_a_time = wishes.clients or most_open((spoke.due, spoke.ended) for spoke in run)
+    edge = edge_requests(open_at_a_time, len(run))
     steady = run[edge : len(run) - edge]
     low, high = (steady[0].due, steady[-1].due) if len(steady) > 1 else (begin, end)
     marks = [(at, seconds - before) for spoke in run for (at, seconds), (_, before) in _pairs(spoke.marks)]
@@ -220,8 +211,9 @@ def _figures(run: Sequence[Spoke], wishes: EngineWishes) -> dict[str, Any]:
     late = [playback.longest_seconds for playback in still]
     return {
         "requests": len(run),
-        "most_open": most_open,
-        "audio_s_per_s": round(inside / max(high - low, 1e-9), 2),
+        "most_open": open_at_a_time,
+        # Where all that are left began with the first ones, nothing ever was steady.
+        "audio_s_per_s": round(inside / (high - low), 2) if len(run) - edge > open_at_a_time else None,
         "audio_s_per_s_full": round(audio / (end - begin), 2),
         "audio_s": round(audio, 2),
         "seconds": round(end - begin, 3),
@@ -236,11 +228,6 @@ def _figures(run: Sequence[Spoke], wishes: EngineWishes) -> dict[str, Any]:
 
 def _pairs(marks: list[tuple[float, float]]) -> zip[tuple[tuple[float, float], tuple[float, float]]]:
     return zip(marks, [(0.0, 0.0), *marks], strict=False)
-
-
-def _most_open(run: Sequence[Spoke]) -> int:
-    changes = sorted([(spoke.due, 1) for spoke in run] + [(spoke.ended, -1) for spoke in run])
-    return int(np.cumsum([change for _, change in changes]).max())
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
@@ -272,10 +259,10 @@ def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
         "model": wishes.model,
         "random_weights": wishes.random_weights,
         "dtype": wishes.dtype,
-        "clients": wishes.clients if wishes.rate is None else None,
+        "clients": wishes.clients,
         "rate": wishes.rate,
         "profile": wishes.profile,
-        "quantize": wishes.config.model_dump().get("quantize"),
+        "quantize": wishes.config.quantize,
         "strict": wishes.config.strict,
         "rows": wishes.config.rows,
         "ignore_stop": wishes.ignore_stop,

@@ -224,8 +224,7 @@ def _match_voices(wishes: Wishes, audio: Sequence[NDArray[np.float32] | None], r
     model = wishes.speaker_model
     assert model is not None
     references = {item.reference: i for i, item in enumerate(wishes.items) if item.reference is not None}
-    if len(references) < 2:
-        return
+    assert len(references) > 1, "one voice alone is always its own"
     known = {path: embed_file(model, path) for path in references if path is not None}
     for row, item, samples in zip(rows, wishes.items, audio, strict=True):
         if samples is None or item.reference is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.bench.judge import Phase
 from hocket.bench.wire import Answer
@@ -104,6 +105,29 @@ def parse_ramp(text: str, requests: int | None, arrivals: Arrivals) -> list[Load
     return loads
 
 
+def due_seconds(load: Load, seed: int) -> NDArray[np.float64]:
+    """When each request of an open loop is due, from its begin; the first one at once."""
+    assert load.rate is not None
+    gaps = np.full(load.requests, 1.0 / load.rate)
+    if load.arrivals == "poisson":
+        gaps = np.random.default_rng(seed).exponential(1.0 / load.rate, load.requests)
+    return np.cumsum(gaps) - gaps[0]
+
+
+def most_open(spans: Iterable[tuple[float, float]]) -> int:
+    """Requests that were open at a time, of (begin, end) each; one that ends as another begins is no longer open."""
+    changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
+    return int(np.cumsum([change for _, change in changes]).max())
+
+
+def edge_requests(open_at_a_time: int, requests: int) -> int:
+    """How many of the first requests are filling, and of the last ones draining, where so many are open at a time.
+
+    By order of their begin: to leave out those that end late would favour short ones. At least half stay in.
+    """
+    return min(open_at_a_time, requests // 4)
+
+
 async def run_stage(load: Load, ask: Ask, seed: int, progress: Callable[[int], None] = lambda _: None) -> StageRun:
     """Ask for requests 0 .. requests - 1, and time them."""
     run = StageRun(began=time.perf_counter())
@@ -154,11 +178,7 @@ async def _closed(load: Load, counter: _Counter) -> None:
 
 
 async def _open(load: Load, counter: _Counter, seed: int) -> None:
-    assert load.rate is not None
-    gaps = np.full(load.requests, 1.0 / load.rate)
-    if load.arrivals == "poisson":
-        gaps = np.random.default_rng(seed).exponential(1.0 / load.rate, load.requests)
-    due = counter.run.began + np.cumsum(gaps) - gaps[0]
+    due = counter.run.began + due_seconds(load, seed)
     tasks = []
     for i in range(load.requests):
         await asyncio.sleep(max(0.0, float(due[i]) - time.perf_counter()))
@@ -174,10 +194,6 @@ async def _watch(lags: list[float]) -> None:
 
 
 def _mark_phases(run: StageRun) -> None:
-    """As many of the first and of the last requests as were ever open at a time are filling and draining.
-
-    By order of their begin: to leave out those that end late would favour short ones. At least half stay in.
-    """
-    edge = min(run.most_open, len(run.asked) // 4)
+    edge = edge_requests(run.most_open, len(run.asked))
     for i, one in enumerate(run.asked):
         one.phase = "fill" if i < edge else "drain" if i >= len(run.asked) - edge else "steady"

@@ -1,94 +1,299 @@
-"""The options that commands of `hocket bench` share, and what they come to."""
+"""The options of `hocket bench serve` and `isolation` as dataclasses, and what they come to.
+
+A field is an option, its default the option's; None is "not given", so that an option which does nothing by itself can
+be refused.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from hocket.errors import ConfigError
 
-BaseUrl = Annotated[str, typer.Option("--base-url", help="Address of the server, e.g. http://127.0.0.1:8000.")]
-DialectName = Annotated[str, typer.Option("--dialect", help="hocket, openai, vllm-omni, sglang-omni, kokoro-fastapi.")]
-Dataset = Annotated[
-    str,
-    typer.Option(
-        help="Built-in texts: plain, numbers, names, paragraphs, short, de, fr, es, it, pt, zh, ja, ko (several with "
-        "commas), all; or seed-tts or jsonl, with a PATH."
-    ),
-]
-DatasetPath = Annotated[Path | None, typer.Argument(metavar="[PATH]", help="Of the dataset seed-tts or jsonl.")]
-Voices = Annotated[str | None, typer.Option("--voice", help="Names of voices, which take turns: a,b,c.")]
-ModelName = Annotated[str | None, typer.Option("--model", help="Model to ask for; default: the server's.")]
-ApiKey = Annotated[str | None, typer.Option(help="Better in HOCKET_API_KEY, where other users cannot see it.")]
-ResponseFormat = Annotated[str, typer.Option("--format", help="pcm, wav, mp3, opus, flac or aac.")]
-DeliveryName = Annotated[str, typer.Option("--delivery", help="raw (bytes as they are made), sse, or whole.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the texts' order, of arrivals and of intervals.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many texts.")]
-References = Annotated[bool, typer.Option(help="Send the dataset's reference recordings.")]
-Body = Annotated[str | None, typer.Option(help='More fields of every request, as JSON: {"temperature": 0.8}.')]
-RecogniserName = Annotated[
-    str, typer.Option("--recogniser", help="faster-whisper model or folder, or the address of a transcription server.")
-]
-RecogniserModel = Annotated[str, typer.Option(help="Model to ask a transcription server for.")]
-RecogniserKey = Annotated[str | None, typer.Option(help="API key of the transcription server.")]
-SpeakerModelName = Annotated[str, typer.Option("--speaker-model", help="resemblyzer, or an .onnx file.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that a request may take.")]
-PcmRate = Annotated[int | None, typer.Option(min=1, help="Rate of raw samples, for a server that does not say.")]
-PcmChannels = Annotated[int, typer.Option(min=1, max=8, help="Their channels.")]
+if TYPE_CHECKING:
+    from hocket.bench.isolation import By
+    from hocket.bench.load import Load
+    from hocket.bench.wishes import Wishes
+
+_REFERENCES_NEEDED = "--similarity needs a dataset with reference recordings"
+
+OptionsT = TypeVar("OptionsT")
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the whole report here.")]
-FailIf = Annotated[
-    list[str] | None, typer.Option(help="Leave with 1 when it holds: 'ttfa_p95_ms > 200'; may be repeated.")
-]
 
 
-def request_fields(
-    *,
-    base_url: str,
-    dialect: str,
-    dataset: str,
-    path: Path | None,
-    limit: int | None,
-    order_seed: int | None,
-    references: bool,
-    voice: str | None,
-    delivery: str,
-    response_format: str,
-    body: str | None,
-    api_key: str | None,
-    pcm: tuple[int | None, int],
-) -> dict[str, Any]:
-    """The part of `Wishes` that says what is asked for. Raises ConfigError."""
-    from hocket.bench.dataset import choose, load_dataset
-    from hocket.bench.dialects import find_dialect, parse_delivery
-    from hocket.bench.wire import Target, bearer
-    from hocket.config import Environment
+def takes(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:
+    """Make a Typer command of a function that takes `options`, a dataclass: its fields become the command's."""
+    hints = get_type_hints(options, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=hints[one.name],
+        )
+        for one in fields(options)  # type: ignore[arg-type]  # a dataclass, which no type says
+    ]
 
-    key = api_key or Environment.read().api_key
-    bearer(key)
-    spoken = find_dialect(dialect)
-    items = choose(
-        load_dataset(dataset, path),
-        seed=order_seed,
-        limit=limit,
-        voices=[name.strip() for name in voice.split(",")] if voice else (),
-        references=references,
+    def decorate(command: Callable[[OptionsT], None]) -> Callable[..., None]:
+        def run(**values: Any) -> None:
+            command(options(**values))
+
+        run.__doc__ = command.__doc__
+        run.__annotations__ = hints
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """What is asked of which server, and who listens."""
+
+    base_url: Annotated[str, typer.Option("--base-url", help="Address of the server, e.g. http://127.0.0.1:8000.")]
+    path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="Of the dataset seed-tts or jsonl.")] = None
+    dialect: Annotated[str, typer.Option(help="hocket, openai, vllm-omni, sglang-omni, kokoro-fastapi.")] = "hocket"
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="Built-in texts: plain, numbers, names, paragraphs, short, de, fr, es, it, pt, zh, ja, ko (several "
+            "with commas), all; or seed-tts or jsonl, with a PATH."
+        ),
+    ] = "plain"
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only so many texts.")] = None
+    references: Annotated[bool, typer.Option(help="Send the dataset's reference recordings.")] = True
+    voice: Annotated[str | None, typer.Option(help="Names of voices, which take turns: a,b,c.")] = None
+    model: Annotated[str | None, typer.Option(help="Model to ask for; default: the server's.")] = None
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the clock starts.")] = 2
+    delivery: Annotated[str, typer.Option(help="raw (bytes as they are made), sse, or whole.")] = "raw"
+    response_format: Annotated[str, typer.Option("--format", help="pcm, wav, mp3, opus, flac or aac.")] = "pcm"
+    request_seed: Annotated[int | None, typer.Option(min=0, help="Request i is sent with this seed + i.")] = None
+    body: Annotated[str | None, typer.Option(help='More fields of every request, as JSON: {"temperature": 0.8}.')] = (
+        None
     )
-    way = parse_delivery(delivery)
-    spoken.check(way, response_format, items)
-    return {
-        "target": Target.parse(base_url),
-        "dialect": spoken,
-        "items": items,
-        "delivery": way,
-        "response_format": response_format,
-        "extra": _json_object(body),
-        "api_key": key,
-        "raw_shape": None if pcm[0] is None else (pcm[0], pcm[1]),
-    }
+    api_key: Annotated[str | None, typer.Option(help="Better in HOCKET_API_KEY, where other users cannot see it.")] = (
+        None
+    )
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take.")] = 120.0
+    seed: Annotated[int, typer.Option(min=0, help="Of the texts' order, of arrivals and of intervals.")] = 0
+    pcm_rate: Annotated[
+        int | None, typer.Option(min=1, help="Rate of raw samples, for a server that does not say.")
+    ] = None
+    pcm_channels: Annotated[int | None, typer.Option(min=1, max=8, help="Their channels; default: 1.")] = None
+    recogniser: Annotated[
+        str | None,
+        typer.Option(help="faster-whisper model or folder, or the address of a transcription server; default: base."),
+    ] = None
+    recogniser_model: Annotated[
+        str | None, typer.Option(help="Model to ask a transcription server for; default: whisper-1.")
+    ] = None
+    recogniser_api_key: Annotated[str | None, typer.Option(help="API key of the transcription server.")] = None
+    similarity: Annotated[
+        bool, typer.Option("--similarity", help="Compare the speaker to the reference recording.")
+    ] = False
+    speaker_model: Annotated[str | None, typer.Option(help="resemblyzer, or an .onnx file; default: resemblyzer.")] = (
+        None
+    )
+    json_path: JsonPath = None
+
+    def _check_partners(self, hears_words: bool, words_option: str) -> None:
+        """Raise ConfigError for an option that does nothing; `words_option` is what would call a recogniser."""
+        needs("--pcm-channels", self.pcm_channels, self.pcm_rate is not None, "--pcm-rate")
+        needs("--speaker-model", self.speaker_model, self.similarity, "--similarity")
+        for option, value in (
+            ("--recogniser", self.recogniser),
+            ("--recogniser-model", self.recogniser_model),
+            ("--recogniser-api-key", self.recogniser_api_key),
+        ):
+            needs(option, value, hears_words, words_option)
+        is_server = (self.recogniser or "").startswith("http")
+        needs("--recogniser-model", self.recogniser_model, is_server, "--recogniser http://…")
+        needs("--recogniser-api-key", self.recogniser_api_key, is_server, "--recogniser http://…")
+
+    def _wishes(self, *, order_seed: int | None, hears_words: bool, least_references: int, **more: Any) -> Wishes:
+        """`more` are fields of `Wishes`. Raises ConfigError, before it loads what listens."""
+        from hocket.bench.dataset import choose, load_dataset
+        from hocket.bench.dialects import find_dialect, parse_delivery
+        from hocket.bench.similarity import load_speaker_model
+        from hocket.bench.transcribe import load_recogniser
+        from hocket.bench.wire import Target, bearer
+        from hocket.bench.wishes import Wishes
+        from hocket.config import Environment
+
+        api_key = self.api_key or Environment.read().api_key
+        bearer(api_key)
+        dialect, delivery = find_dialect(self.dialect), parse_delivery(self.delivery)
+        items = choose(
+            load_dataset(self.dataset, self.path),
+            seed=order_seed,
+            limit=self.limit,
+            voices=[name.strip() for name in self.voice.split(",")] if self.voice else (),
+            references=self.references,
+        )
+        dialect.check(delivery, self.response_format, items)
+        if self.request_seed is not None and dialect.seed is None:
+            raise ConfigError(f"--dialect {dialect.name} has no field for seeds; leave --request-seed out")
+        if self.similarity and len({item.reference for item in items} - {None}) < least_references:
+            different = f", at least {least_references} different ones" if least_references > 1 else ""
+            raise ConfigError(f"{_REFERENCES_NEEDED}{different}; give --dataset seed-tts or jsonl, or leave it out")
+        wishes = Wishes(
+            target=Target.parse(self.base_url),
+            dialect=dialect,
+            items=items,
+            response_format=self.response_format,
+            delivery=delivery,
+            model=self.model,
+            api_key=api_key,
+            request_seed=self.request_seed,
+            extra=_json_object(self.body),
+            raw_shape=None if self.pcm_rate is None else (self.pcm_rate, self.pcm_channels or 1),
+            seed=self.seed,
+            warmup=self.warmup,
+            timeout_seconds=self.timeout,
+            **more,
+        )
+        name, model = self.recogniser or "base", self.recogniser_model or "whisper-1"
+        return replace(
+            wishes,
+            recogniser=load_recogniser(name, model=model, api_key=self.recogniser_api_key) if hears_words else None,
+            speaker_model=load_speaker_model(self.speaker_model or "resemblyzer") if self.similarity else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(Asking):
+    """Of `hocket bench serve`."""
+
+    shuffle: Annotated[bool, typer.Option(help="Shuffle the texts, by --seed.")] = True
+    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many ask again and again.")] = None
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, answers or not.")] = None
+    ramp: Annotated[str | None, typer.Option(help="Stages: clients 1,2,4 or rates 1/s,2/s.")] = None
+    arrivals: Annotated[str | None, typer.Option(help="Of an open loop: poisson or constant; default: poisson.")] = None
+    requests: Annotated[int | None, typer.Option(min=1, help="In each stage; default: enough for a steady state.")] = (
+        None
+    )
+    expect: Annotated[str | None, typer.Option(help="Rate and channels that are right: 48000x2.")] = None
+    buffer_ms: Annotated[float, typer.Option(min=0, help="Start buffer of the second player.")] = 200.0
+    stall_seconds: Annotated[float, typer.Option(min=0, help="A player that stands still for longer fails.")] = 2.0
+    max_silence_seconds: Annotated[float, typer.Option(min=0, help="A longer silence fails.")] = 3.0
+    max_clipped: Annotated[float, typer.Option(min=0, help="A larger share of samples at full scale fails.")] = 0.001
+    ignore_length: Annotated[bool, typer.Option("--ignore-length", help="Do not judge lengths by the texts.")] = False
+    transcribe: Annotated[bool, typer.Option("--transcribe", help="Recognise the words and count errors.")] = False
+    max_cer: Annotated[
+        float | None, typer.Option(min=0, help="A larger share of wrong characters fails; default: 0.5.")
+    ] = None
+    min_similarity: Annotated[float | None, typer.Option(help="Less alike fails.")] = None
+    probe: Annotated[bool, typer.Option(help="Ask for one WAV file first, to check the rate of raw samples.")] = True
+    floor: Annotated[bool, typer.Option(help="Measure the generator against a stub first.")] = True
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with plots here, and audio worth hearing beside it.")
+    ] = None
+    keep_audio: Annotated[
+        int | None, typer.Option(min=0, help="Failures, and worst cases, kept to be heard; default: 10.")
+    ] = None
+    fail_if: Annotated[
+        list[str] | None, typer.Option(help="Leave with 1 when it holds: 'ttfa_p95_ms > 200'; may be repeated.")
+    ] = None
+
+    def wishes(self) -> Wishes:
+        """Raises ConfigError, and AudioFileError for a report that could not be written."""
+        from hocket.bench.judge import Limits
+
+        self._check_partners(self.transcribe, "--transcribe")
+        needs("--max-cer", self.max_cer, self.transcribe, "--transcribe")
+        needs("--min-similarity", self.min_similarity, self.similarity, "--similarity")
+        needs("--keep-audio", self.keep_audio, (self.html or self.json_path) is not None, "--json or --html")
+        given = {"max_cer": self.max_cer, "keep_audio": self.keep_audio}
+        return self._wishes(
+            order_seed=self.seed if self.shuffle else None,
+            hears_words=self.transcribe,
+            least_references=1,
+            loads=self._loads(),
+            limits=Limits(
+                max_silence_seconds=self.max_silence_seconds,
+                max_clipped=self.max_clipped,
+                stall_seconds=self.stall_seconds,
+                buffer_seconds=self.buffer_ms / 1e3,
+                check_length=not self.ignore_length,
+                shape=parse_shape(self.expect),
+            ),
+            has_probe=self.probe,
+            has_floor=self.floor,
+            min_similarity=self.min_similarity,
+            audio_folder=self._audio_folder(),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+    def _loads(self) -> list[Load]:
+        """The stages. Raises ConfigError when they contradict each other."""
+        from hocket.bench.load import parse_arrivals, parse_ramp
+
+        of_clients = None if self.clients is None else str(self.clients)
+        of_rate = None if self.rate is None else f"{self.rate}/s"
+        given = [text for text in (of_clients, of_rate, self.ramp) if text is not None]
+        if len(given) > 1:
+            raise ConfigError("give one of --clients, --rate and --ramp")
+        loads = parse_ramp(given[0] if given else "1", self.requests, parse_arrivals(self.arrivals or "poisson"))
+        is_open = any(load.rate is not None for load in loads)
+        needs("--arrivals", self.arrivals, is_open, "--rate (or a --ramp of rates)")
+        return loads
+
+    def _audio_folder(self) -> Path | None:
+        """Where audio worth hearing is kept: beside the report, which must be writable."""
+        from hocket.files import check_replaceable
+
+        for output in (self.json_path, self.html):
+            if output is not None:
+                check_replaceable(output)
+        if self.json_path is not None and self.html is not None and self.json_path.resolve() == self.html.resolve():
+            raise ConfigError("--json and --html name the same file; give two", param="html")
+        beside = self.html or self.json_path
+        if beside is None:
+            return None
+        folder = beside.with_name(f"{beside.stem}_audio")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{str(folder)!r} is no folder; audio is kept there, so name the report otherwise")
+        return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationOptions(Asking):
+    """Of `hocket bench isolation`."""
+
+    dataset: Annotated[str, typer.Option(help="As of `hocket bench serve`.")] = "plain,names"
+    warmup: Annotated[int, typer.Option(min=0, help="Requests that are not counted.")] = 1
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take.")] = 300.0
+    clients: Annotated[int, typer.Option(min=2, help="Requests that are open at a time.")] = 32
+    by: Annotated[
+        str, typer.Option(help="words (a recogniser listens), or seed (each answer against itself alone).")
+    ] = "words"
+
+    def wishes(self) -> tuple[Wishes, By]:
+        """Raises ConfigError, and AudioFileError for a report that could not be written."""
+        from hocket.bench.isolation import parse_by
+        from hocket.bench.load import Load
+        from hocket.files import check_replaceable
+
+        by = parse_by(self.by)
+        self._check_partners(by == "words", "--by words")
+        if self.json_path is not None:
+            check_replaceable(self.json_path)
+        wishes = self._wishes(order_seed=self.seed, hears_words=by == "words", least_references=2, loads=[])
+        return replace(wishes, loads=[Load(len(wishes.items), clients=self.clients)]), by
+
+
+def needs(option: str, value: object, has_partner: bool, partner: str) -> None:
+    """Raise ConfigError for an option that was given without the one that it belongs to."""
+    if value is not None and not has_partner:
+        raise ConfigError(f"{option} does nothing without {partner}; add that, or leave it out")
 
 
 def parse_shape(text: str | None) -> tuple[int, int] | None:
@@ -101,13 +306,24 @@ def parse_shape(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
+def check_engine_settings(keys: Iterable[str]) -> None:
+    """Raise ConfigError for a setting (`--set`) that the engine by itself does not read."""
+    for key in keys:
+        if key.startswith("engine.runaway."):
+            raise ConfigError(f"--set {key} does nothing here: no speech is ended early; leave it out", param=key)
+        if key not in ("device", "dtype") and not key.startswith("engine."):
+            raise ConfigError(
+                f"--set {key} does nothing here; set engine.…, device or dtype, and see --model, --codec", param=key
+            )
+
+
 def _json_object(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        fields = json.loads(text)
+        found = json.loads(text)
     except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
+        found = None
+    if not isinstance(found, dict):
         raise ConfigError("--body is not a JSON object; write for instance '{\"temperature\": 0.8}'", param="body")
-    return fields
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,25 +12,51 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.bench.workload import WorkloadPrompt
+from hocket.bench.workload import workload_prompt
+from hocket.core import PredictorSampling, ResolvedSampling
 from hocket.errors import ConfigError
-from hocket.models.checkpoint import read_config
-from hocket.models.family import Codec, LoadedTalker
+from hocket.models.family import Codec, CodecPlan, LoadedTalker, TalkerPlan
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
-from hocket.models.moss_codec.weights import codec_weight_table
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.family import MOSS_LOCAL_SAMPLING
 from hocket.models.moss_local.talker import MossLocalTalker
-from hocket.models.moss_local.weights import talker_weight_table
-from hocket.models.registry import codec_folder, load_codec, load_talker
+from hocket.models.qwen3_codec.codec import Qwen3Codec
+from hocket.models.qwen3_codec.config import Qwen3CodecConfig
+from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
+from hocket.models.registry import CODECS, TALKERS, codec_folder, codec_plan, load_codec, load_talker, talker_plan
 from hocket.models.weights import WeightEntry
 
 #: Dimensions that ship with the package.
-NAMED = ("moss-tts-local-v1.5",)
+NAMED = ("moss-tts-local-v1.5", "qwen3-tts-1.7b", "qwen3-tts-0.6b")
+#: As the authors of Qwen3-TTS call it (spec/qwen3 7).
+_QWEN3_TTS_SAMPLING = ResolvedSampling(
+    temperature=0.9,
+    top_p=1.0,
+    top_k=50,
+    repetition_penalty=1.05,
+    predictor=PredictorSampling(temperature=0.9, top_p=1.0, top_k=50),
+)
 _SCALE = 0.02
-#: What residual branches of the codec are scaled by when training begins.
+#: What residual branches of the codecs are scaled by when training begins.
 _LAYER_SCALE = 0.01
+
+
+def _moss_local(config: MossLocalConfig) -> LoadedTalker:
+    return LoadedTalker(MossLocalTalker(config), workload_prompt(config), MOSS_LOCAL_SAMPLING)
+
+
+def _qwen3_tts(config: Qwen3TtsConfig) -> LoadedTalker:
+    return LoadedTalker(Qwen3TtsTalker(config), workload_prompt(config), _QWEN3_TTS_SAMPLING)
+
+
+#: By configuration: each family's modules.
+_TALKERS: Mapping[type, Callable[[Any], LoadedTalker]] = {MossLocalConfig: _moss_local, Qwen3TtsConfig: _qwen3_tts}
+_CODECS: Mapping[type, Callable[[Any], MossCodec | Qwen3Codec]] = {
+    MossCodecConfig: MossCodec,
+    Qwen3CodecConfig: Qwen3Codec,
+}
 
 
 def random_models(
@@ -40,29 +66,30 @@ def random_models(
 
     Raises ConfigError, CheckpointError.
     """
-    talker_raw, codec_raw = _dimensions(model, codec)
-    config = MossLocalConfig.from_dict(talker_raw)
-    shape = replace(MossCodecConfig.from_dict(codec_raw), compute_dtype=dtype)
-    with torch.device("meta"):
-        talker, codec_module = MossLocalTalker(config), MossCodec(shape)
-    fill(talker, talker_weight_table(config, dtype), device=device, seed=seed)
-    fill(codec_module, codec_weight_table(shape), device=device, seed=seed + 1)
+    of_talker, of_codec = plans(model, codec, dtype)
+    loaded, codec_module = empty_models(of_talker, of_codec)
+    assert isinstance(loaded.talker, nn.Module)
+    fill(loaded.talker, of_talker.weight_table, device=device, seed=seed)
+    fill(codec_module, of_codec.weight_table, device=device, seed=seed + 1)
     codec_module.finalize()
-    return LoadedTalker(talker.eval(), WorkloadPrompt(config), MOSS_LOCAL_SAMPLING), codec_module.eval()
+    loaded.talker.eval()
+    return loaded, codec_module.eval()
+
+
+def empty_models(talker: TalkerPlan, codec: CodecPlan) -> tuple[LoadedTalker, MossCodec | Qwen3Codec]:
+    """Modules without weights, on the meta device. Raises ConfigError for a talker that cannot speak the workload."""
+    with torch.device("meta"):
+        return _TALKERS[type(talker.config)](talker.config), _CODECS[type(codec.config)](codec.config)
 
 
 def loaded_models(
     model: str, codec: str | None, *, device: torch.device, dtype: torch.dtype
 ) -> tuple[LoadedTalker, Codec]:
-    """A checkpoint folder of the MOSS family, fed with the workload's prompts. Raises ConfigError, CheckpointError."""
+    """A checkpoint folder, fed with the workload's prompts. Raises ConfigError, CheckpointError."""
     folder = Path(model)
-    loaded = load_talker(folder, device=device, dtype=dtype)
-    config = loaded.talker.config
-    if not isinstance(config, MossLocalConfig):
-        raise ConfigError(f"{model} is of another family than the workload's prompts; give a MOSS-TTS-Local folder")
-    return replace(loaded, prompt=WorkloadPrompt(config)), load_codec(
-        codec_folder(folder, codec), device=device, dtype=dtype
-    )
+    prompt = workload_prompt(talker_plan(folder, dtype).config)
+    loaded = replace(load_talker(folder, device=device, dtype=dtype), prompt=prompt)
+    return loaded, load_codec(codec_folder(folder, codec), device=device, dtype=dtype)
 
 
 def fill(module: nn.Module, table: Sequence[WeightEntry], *, device: torch.device, seed: int) -> None:
@@ -75,9 +102,9 @@ def fill(module: nn.Module, table: Sequence[WeightEntry], *, device: torch.devic
         leaf = name.rsplit(".", 2)[-2:]
         if leaf[-1].startswith("scale"):
             weight.fill_(_LAYER_SCALE)
-        elif leaf[-1] == "bias":
+        elif leaf[-1] in ("bias", "alpha", "beta"):
             weight.zero_()
-        elif "norm" in leaf[0] or leaf[-1] == "gain":
+        elif "norm" in leaf[0] or leaf[-1] in ("gain", "usage"):
             weight.fill_(1.0)
         else:
             weight.normal_(0.0, _SCALE, generator=generator)
@@ -86,14 +113,18 @@ def fill(module: nn.Module, table: Sequence[WeightEntry], *, device: torch.devic
     module.requires_grad_(False)
 
 
-def _dimensions(model: str, codec: str | None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def plans(model: str, codec: str | None, dtype: torch.dtype) -> tuple[TalkerPlan, CodecPlan]:
+    """The dimensions that `model` names. Raises ConfigError, CheckpointError."""
     if model in NAMED:
+        if codec is not None:
+            raise ConfigError(f"--model {model} brings the dimensions of its codec; leave --codec out", param="codec")
         file = resources.files("hocket.bench") / "data" / f"{model}.json"
         document = json.loads(file.read_text(encoding="utf-8"))
-        return document["talker"], document["codec"]
+        raw_talker, raw_codec = document["talker"], document["codec"]
+        return TALKERS[raw_talker["model_type"]](raw_talker, dtype), CODECS[raw_codec["model_type"]](raw_codec, dtype)
     folder = Path(model)
     if not folder.is_dir():
         raise ConfigError(
             f"--model {model!r} is no folder, and no dimensions ship under that name; use {', '.join(NAMED)}"
         )
-    return read_config(folder), read_config(codec_folder(folder, codec))
+    return talker_plan(folder, dtype), codec_plan(codec_folder(folder, codec), dtype)

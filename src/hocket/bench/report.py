@@ -140,6 +140,7 @@ def _print_faults(stage: Mapping[str, Any], console: Console) -> None:
         f"FAIL: {stage['name']}: {len(failed)} of {len(stage['requests'])} answers", style="red", highlight=False
     )
     counts = {name[6:]: int(figure[0]) for name, figure in stage["figures"].items() if name.startswith("fault_")}
+    counts.pop("status", None)  # the sum of those that follow
     for kind, count in sorted(counts.items(), key=lambda item: -item[1]):
         console.print(f"  {count:5d}  {kind}: {FAULTS.get(kind, FAULTS['status'])}", highlight=False, markup=False)
     for request in failed[:_LISTED]:

@@ -151,8 +151,10 @@ def timeline_of(requests: Sequence[Request], began_to_window: tuple[float, float
 
 
 def fault_counts(requests: Sequence[Request]) -> dict[str, int]:
-    """Failed requests by kind; one that is wrong in two ways counts under both."""
-    return dict(Counter(kind for request in requests for kind in {fault["kind"] for fault in request["faults"]}))
+    """Failed requests by kind; one that is wrong in two ways counts under both. `status` is all of `status_NNN`."""
+    kinds = [{fault["kind"] for fault in request["faults"]} for request in requests]
+    statuses = sum(any(kind.startswith("status_") for kind in found) for found in kinds)
+    return {**Counter(kind for found in kinds for kind in found), **({"status": statuses} if statuses else {})}
 
 
 def _counts(stage: Mapping[str, Any]) -> dict[str, float]:

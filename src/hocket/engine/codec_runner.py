@@ -1,4 +1,7 @@
-"""The codec's device state, indexed by row, and the only code that moves codes and samples between host and device."""
+"""The codec's device state, indexed by row, and the only code that moves codes and samples between host and device.
+
+It has a stream of its own: chunks are decoded while the talker goes on.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 from hocket.engine.request import DecodeBatch
-from hocket.engine.transfer import HostCopy
+from hocket.engine.transfer import CopyLane, HostCopy
 from hocket.models.family import Codec
 
-#: Streams of every codec batch in strict mode (see `talker_runner.STRICT_BATCH_ROWS`).
-STRICT_BATCH_STREAMS = 8
+#: Streams of every codec batch in strict mode (see `talker_runner.STRICT_ROWS`).
+STRICT_STREAMS = {"cpu": 8, "cuda": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,11 @@ class SamplesInFlight:
     batch: DecodeBatch
     samples: HostCopy
     power: HostCopy
+
+    @property
+    def done(self) -> bool:
+        """Whether collecting it would return at once."""
+        return self.samples.done and self.power.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +45,66 @@ class DecodedChunk:
 
 
 class CodecRunner:
-    """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode."""
+    """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode.
 
-    def __init__(self, codec: Codec, *, rows: int, max_chunk_frames: int, strict: bool = False) -> None:
+    `chunk_sizes` are the sizes in frames that batches will have, the largest last, and `max_batch` their most streams.
+    """
+
+    def __init__(
+        self, codec: Codec, *, rows: int, chunk_sizes: Sequence[int], max_batch: int, strict: bool = False
+    ) -> None:
         self.codec = codec
-        self.max_chunk_frames = max_chunk_frames
+        self.chunk_sizes = tuple(sorted(set(chunk_sizes)))
+        self.max_chunk_frames = self.chunk_sizes[-1]
         self._device = next(codec.parameters()).device
-        self._batch_rows = STRICT_BATCH_STREAMS if strict else 1
+        # Ahead of the talker: it has less to do, and a listener waits for it.
+        self._launcher = Launcher(self._device, priority=-1)
+        self._copies = CopyLane(self._device)
         # Padding of a batch takes rows that are not in it: with a count of 0 it leaves no trace there.
-        self._rows = max(rows, self._batch_rows)
-        self._state = codec.new_decoder_state(self._rows, max_chunk_frames)
+        if strict:
+            streams = STRICT_STREAMS[self._device.type]
+            self._rows, self._sizes = max(rows, streams), [streams]
+        else:
+            self._rows, self._sizes = rows, batch_sizes(min(rows, max_batch))
+        self._strict = strict
+        self._state = codec.new_decoder_state(self._rows, self.max_chunk_frames)
+        self._inputs: dict[tuple[int, ...], StaticInput] = {}
 
     def start(self, row: int) -> None:
         """Begin a new stream on `row`: position 0, nothing of an earlier stream is visible."""
-        self._state.reset(torch.tensor([row], device=self._device))
+        with self._launcher.active():
+            self._state.offsets[row].zero_()
 
-    @torch.inference_mode()
+    def prepare(self, codes_RFN: Tensor) -> None:
+        """Record everything that may be launched on the talker's codes. Nothing to do on a CPU."""
+        if not self._launcher.records:
+            return
+        nothing = np.zeros((0, codes_RFN.shape[2]), np.int64)
+        with self._launcher.active():
+            for size in reversed(self._sizes):
+                rows = list(range(size))
+                self._prime(rows, [nothing] * size)
+                for frames in reversed(self.chunk_sizes):
+                    self._decode(rows, [0] * size, [0] * size, frames, codes_RFN)
+
     def prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None:
         """Run a piece [F <= max_chunk_frames, N] of what each row's stream continues, and drop its audio."""
-        self._decode(rows, [torch.from_numpy(piece).to(self._device) for piece in pieces], self.max_chunk_frames)
+        with self._launcher.active():
+            self._prime(rows, pieces)
 
-    @torch.inference_mode()
     def launch(self, batch: DecodeBatch, codes_RFN: Tensor) -> SamplesInFlight:
-        """Decode the chunks of `batch`, whose codes are in the talker's `codes_RFN`; nothing waits for the device."""
-        rows = [item.request.row for item in batch.items]
-        codes = [
-            codes_RFN[row, item.start : item.start + item.count].long()
-            for row, item in zip(rows, batch.items, strict=True)
-        ]
-        samples_BCS = self._decode(rows, codes, batch.chunk_frames)
-        # Here, because on the host it would take longer than all the rest of a step.
-        power_BF = samples_BCS.square().mean(1).view(len(samples_BCS), batch.chunk_frames, -1).mean(2)
-        return SamplesInFlight(batch, HostCopy.start(samples_BCS), HostCopy.start(power_BF))
+        """Decode the chunks of `batch`, whose codes are in the talker's `codes_RFN` and were read back from there."""
+        items = batch.items
+        rows, starts, counts = (
+            [item.request.row for item in items],
+            [i.start for i in items],
+            [i.count for i in items],
+        )
+        with self._launcher.active():
+            samples_BCS, power_BF = self._decode(rows, starts, counts, batch.chunk_frames, codes_RFN)
+            samples, power = (self._copies.start(result[: len(items)]) for result in (samples_BCS, power_BF))
+            self._copies.settle()
+        return SamplesInFlight(batch, samples, power)
 
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:
         """Wait for a launched batch: what became of each item."""
@@ -78,15 +115,55 @@ class CodecRunner:
             for i, item in enumerate(flight.batch.items)
         ]
 
-    def _decode(self, rows: Sequence[int], codes: Sequence[Tensor], chunk_frames: int) -> Tensor:
-        """Samples [B, C, chunk_frames * frame_samples], the padding of each row included."""
-        batch = max(len(rows), self._batch_rows)
-        codes_BTN = torch.zeros(batch, chunk_frames, codes[0].shape[1], dtype=torch.int64, device=self._device)
-        for i, codes_TN in enumerate(codes):
-            codes_BTN[i, : len(codes_TN)] = codes_TN
+    def _decode(
+        self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int], frames: int, codes_RFN: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Samples [B, C, frames * frame_samples], the padding of each row included, and their power [B, frames]."""
+        numbers = self._numbers(rows, starts, counts)
+        places, size = self._put(numbers), numbers.shape[1]
+
+        def decode() -> tuple[Tensor, Tensor]:
+            rows_B, starts_B, counts_B = places.unbind(0)
+            frames_BT = starts_B[:, None] + torch.arange(frames, device=self._device)
+            # Padding, of rows and behind a row's count, may lie outside the table.
+            last_row, last_frame = codes_RFN.shape[0] - 1, codes_RFN.shape[1] - 1
+            codes_BTN = codes_RFN[rows_B.clamp(max=last_row)[:, None], frames_BT.clamp(max=last_frame)].long()
+            samples_BCS = self.codec.decode(codes_BTN, self._state, rows_B, counts_B).contiguous()
+            # Here, because on the host it would take longer than all the rest of a step.
+            power_BF = samples_BCS.square().mean(1).view(size, frames, -1).mean(2)
+            return samples_BCS, power_BF
+
+        return self._launcher.run(("decode", size, frames), decode)
+
+    def _prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None:
+        numbers = self._numbers(rows, [0] * len(rows), [len(piece) for piece in pieces])
+        codes_BTN = np.zeros((numbers.shape[1], self.max_chunk_frames, pieces[0].shape[1]), np.int64)
+        for i, piece in enumerate(pieces):
+            codes_BTN[i, : len(piece)] = piece
+        places, codes = self._put(numbers), self._put(codes_BTN)
+
+        def prime() -> None:
+            rows_B, _, counts_B = places.unbind(0)
+            self.codec.decode(codes, self._state, rows_B, counts_B)
+
+        self._launcher.run(("prime", numbers.shape[1]), prime)
+
+    def _numbers(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:
+        """int64 [3, B]: request row, first frame and count of each stream, padded to a size that is used."""
+        fixed = self._strict or self._launcher.records
+        size = next(size for size in self._sizes if size >= len(rows)) if fixed else len(rows)
         taken = set(rows)
         others = (row for row in range(self._rows) if row not in taken)
-        padded = [*rows, *(next(others) for _ in range(batch - len(rows)))]
-        counts = [*(len(codes_TN) for codes_TN in codes), *[0] * (batch - len(rows))]
-        rows_B, counts_B = torch.tensor([padded, counts], dtype=torch.int64, device=self._device)
-        return self.codec.decode(codes_BTN, self._state, rows_B, counts_B)
+        numbers = np.zeros((3, size), np.int64)
+        numbers[:, : len(rows)] = rows, starts, counts
+        numbers[0, len(rows) :] = [next(others) for _ in range(size - len(rows))]
+        return numbers
+
+    def _put(self, values: NDArray[np.int64]) -> Tensor:
+        """`values` on the device; where programs are recorded, in the same place for all of one shape."""
+        if not self._launcher.records:
+            return torch.from_numpy(values)
+        if values.shape not in self._inputs:
+            self._inputs[values.shape] = StaticInput(values.shape, self._device)
+        self._inputs[values.shape].put(values)
+        return self._inputs[values.shape].tensor

@@ -51,7 +51,7 @@ class Engine:
         self._talker = TalkerLane(parts, self._scheduler, self._meter, clock)
         self._codec = None
         if parts.codec is not None:
-            self._codec = CodecLane(parts.codec, self._scheduler, self._meter, clock, lookahead=parts.lookahead)
+            self._codec = CodecLane(parts.codec, self._scheduler, self._meter, clock)
         #: Every open request, by id.
         self._jobs: dict[str, Job] = {}
         #: Those to be cancelled by the next step.
@@ -120,6 +120,11 @@ class Engine:
     def text_front(self) -> TextFront | None:
         """The language whose numbers, abbreviations and symbols are read out; None: texts are left alone."""
         return self._parts.text_front
+
+    @property
+    def segment_characters(self) -> int | None:
+        """The longest text that the checkpoint speaks well, if it says so; nothing here cuts texts."""
+        return self._parts.segment_characters
 
     @property
     def context_rows(self) -> int:
@@ -246,8 +251,8 @@ class Engine:
             self._prepare()
             self._admit()
             self._talker.prefill()
-            self._talker.frames()
-            self._decode()
+            has_frames = self._talker.frames()
+            self._decode(wait=not has_frames)
             self._finish()
             if not self._jobs:
                 self.check_integrity()
@@ -290,11 +295,11 @@ class Engine:
             if self._codec is not None:
                 self._codec.start(job, scheduled.row)
 
-    def _decode(self) -> None:
+    def _decode(self, *, wait: bool) -> None:
         if self._codec is None:
             return
         self._codec.prime()
-        for item, chunk in self._codec.decode(self._parts.talker.codes_RFN):
+        for item, chunk in self._codec.decode(self._parts.talker.codes_RFN, wait=wait):
             self._deliver(item, chunk)
 
     def _deliver(self, item: DecodeItem, chunk: DecodedChunk) -> None:

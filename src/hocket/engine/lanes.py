@@ -51,8 +51,12 @@ class TalkerLane:
         self._meter.prefill_seconds += self._meter.lap()
         self._scheduler.finish_prefill(items, self._clock())
 
-    def frames(self) -> None:
-        """Launch a frame of everybody, then read what was launched before (or just now, without lookahead)."""
+    def frames(self) -> bool:
+        """Launch a frame of everybody, then read what was launched just now (with lookahead, the one before).
+
+        False where there was nobody. What is read is ready once the codes are drawn: the backbone goes on meanwhile,
+        and the host has that long to launch what comes next.
+        """
         batch, meter = self._scheduler.next_frames(), self._meter
         meter.host()
         if batch.requests:
@@ -67,6 +71,7 @@ class TalkerLane:
             self._note(flight.batch, stopped, codes_BN)
             meter.host()
         meter.frame_seconds += meter.lap()
+        return bool(batch.requests)
 
     def codes(self, row: int, first: int, count: int) -> NDArray[np.int64]:
         """Frames that were read back, int64 [count, N]; a row's stay until another request starts on it."""
@@ -91,14 +96,11 @@ class CodecLane:
         scheduler: Scheduler,
         meter: Meter,
         clock: Callable[[], float],
-        *,
-        lookahead: bool,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
-        self._lookahead = lookahead
         self._in_flight: deque[SamplesInFlight] = deque()
         #: Those whose row has yet to hear the recording that they continue.
         self._priming: list[Job] = []
@@ -126,9 +128,10 @@ class CodecLane:
                 self._priming.remove(job)
                 self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
 
-    def decode(self, codes_RFN: Tensor) -> list[tuple[DecodeItem, DecodedChunk]]:
-        """Launch the chunks that are due, whose codes are in the talker's `codes_RFN`; what was launched before comes
-        back (or what was launched just now, without lookahead).
+    def decode(self, codes_RFN: Tensor, *, wait: bool) -> list[tuple[DecodeItem, DecodedChunk]]:
+        """Launch the chunks that are due, whose codes are in the talker's `codes_RFN`, and hand out what is done.
+
+        With `wait` the oldest launch is waited for: the caller has nothing else to do.
         """
         batch, meter = self._scheduler.next_decode(self._clock()), self._meter
         meter.host()
@@ -136,9 +139,8 @@ class CodecLane:
             self._in_flight.append(self._runner.launch(batch, codes_RFN))
             meter.decode_batches += 1
             meter.decode_rows += len(batch.items)
-        ahead = 1 if self._lookahead and batch is not None else 0
         back: list[tuple[DecodeItem, DecodedChunk]] = []
-        while len(self._in_flight) > ahead:
+        while self._in_flight and (self._in_flight[0].done or (wait and not back)):
             flight = self._in_flight.popleft()
             chunks = self._runner.collect(flight)
             self._scheduler.collect_decode(flight.batch, self._clock())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hocket.config import EngineConfig, Environment
 from hocket.core import PLAIN_VOICES, PromptRows, ResolvedSampling, VoiceTraits
-from hocket.engine.codec_runner import STRICT_BATCH_STREAMS, CodecRunner, DecodedChunk, SamplesInFlight
+from hocket.engine.codec_runner import STRICT_STREAMS, CodecRunner, DecodedChunk, SamplesInFlight
 from hocket.engine.conversions import Conversions
 from hocket.engine.plan import MemoryPlan, plan_memory
 from hocket.engine.references import ReferenceEncoder
@@ -87,6 +87,8 @@ class EngineParts:
     references: ReferenceEncoder | None
     #: Launch a frame before the stop flags of the one before were read.
     lookahead: bool
+    #: Most streams of a codec batch in strict mode.
+    strict_streams: int = STRICT_STREAMS["cpu"]
     #: None: the runners are somebody else's.
     memory: MemoryPlan | None = None
     conversions: Conversions | None = None
@@ -96,6 +98,8 @@ class EngineParts:
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
     #: Whose numbers, abbreviations and symbols are read out; None: texts are left alone.
     text_front: TextFront | None = None
+    #: The longest text that the checkpoint speaks well, if it says so.
+    segment_characters: int | None = None
 
 
 def load_parts(
@@ -132,6 +136,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         None if codec is None else codec.config,
         dtype=next(model.talker.parameters()).dtype,
         weight_bytes=weight_bytes,
+        device=device.type,
     )
     codec_runner = references = conversions = None
     audio = AudioFormat(talker.sampling_rate, 1, 0.08)
@@ -139,12 +144,27 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         shape = codec.config
         audio = AudioFormat(shape.sample_rate, shape.channels, shape.frame_samples / shape.sample_rate)
         codec_runner = CodecRunner(
-            codec, rows=config.rows, max_chunk_frames=max(config.chunks.sizes), strict=config.strict
+            codec,
+            rows=config.rows,
+            chunk_sizes=config.chunks.sizes,
+            max_batch=config.chunks.max_batch,
+            strict=config.strict,
         )
         references = ReferenceEncoder(
             codec, n_codebooks=talker.n_vq, config=config.reference_cache, fixed_batch=config.strict
         )
         conversions = Conversions(codec)
+    talker_runner = TalkerRunner(
+        model.talker,
+        rows=config.rows,
+        pages=plan.pages,
+        page_rows=config.page_rows,
+        max_frames=plan.context_rows,
+        strict=config.strict,
+    )
+    talker_runner.prepare()
+    if codec_runner is not None:
+        codec_runner.prepare(talker_runner.codes_RFN)
     return EngineParts(
         config=config,
         prompt=model.prompt,
@@ -154,14 +174,8 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         context_rows=plan.context_rows,
         pages=plan.pages,
         memory=plan,
-        talker=TalkerRunner(
-            model.talker,
-            rows=config.rows,
-            pages=plan.pages,
-            page_rows=config.page_rows,
-            max_frames=plan.context_rows,
-            strict=config.strict,
-        ),
+        strict_streams=STRICT_STREAMS[device.type],
+        talker=talker_runner,
         codec=codec_runner,
         references=references,
         conversions=conversions,
@@ -169,7 +183,8 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         voice_traits=talker.voice_traits,
         voices=model.extras.voices,
         text_front=text_front_of(model.extras, config),
-        lookahead=device.type == "cuda" if config.lookahead is None else config.lookahead,
+        segment_characters=model.extras.segment_characters,
+        lookahead=config.lookahead,
     )
 
 
@@ -198,7 +213,7 @@ def new_scheduler(parts: EngineParts) -> Scheduler:
     """The scheduler of these parts."""
     config, chunks = parts.config, parts.config.chunks
     if config.strict:
-        most = min(chunks.max_batch, STRICT_BATCH_STREAMS)
+        most = min(chunks.max_batch, parts.strict_streams)
         chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most)})
     return Scheduler(
         SchedulerConfig(

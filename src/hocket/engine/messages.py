@@ -33,7 +33,7 @@ from hocket.engine.statistics import EngineStats
 from hocket.prompt.text_front import TextFront
 
 #: Both ends must have the same; raised whenever a message changes.
-VERSION = 5
+VERSION = 6
 #: Seconds between signs of life of a worker.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.
@@ -163,6 +163,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     reference_max_file_bytes: int
     #: The language whose texts the front end reads out; None: none.
     text_front: TextFront | None = None
+    #: The longest text that the model speaks well; front ends cut what is longer. None: it does not say.
+    segment_characters: int | None = None
     #: How the front end prepares voices.
     voice_traits: VoiceTraits = PLAIN_VOICES
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hocket.config import EngineConfig
-from hocket.engine.codec_runner import STRICT_BATCH_STREAMS
+from hocket.engine.codec_runner import STRICT_STREAMS
 from hocket.engine.conversions import PIECE_FRAMES
 from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.sampling_rows import ROW_BYTES as SAMPLING_BYTES
@@ -39,17 +39,24 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, talker: TalkerConfig, codec: CodecConfig | None, *, dtype: torch.dtype, weight_bytes: int
+    config: EngineConfig,
+    talker: TalkerConfig,
+    codec: CodecConfig | None,
+    *,
+    dtype: torch.dtype,
+    weight_bytes: int,
+    device: str = "cpu",
 ) -> MemoryPlan:
-    """The plan for an engine with these models; with `config.memory_bytes`, K/V gets what the rest leaves of it.
+    """The plan for an engine with these models on a kind of `device`.
 
+    With `config.memory_bytes`, K/V gets what the rest leaves of it.
     Raises ConfigError when the budget leaves less than one full-length request.
     """
     kv_row_bytes = talker.kv_bytes_per_row(dtype)
     context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
     ring_bytes = 0
     if codec is not None:
-        rows = max(config.rows, STRICT_BATCH_STREAMS) if config.strict else config.rows
+        rows = max(config.rows, STRICT_STREAMS[device]) if config.strict else config.rows
         ring_bytes = codec.state_bytes("decoder", rows, max(config.chunks.sizes))
         ring_bytes += codec.state_bytes("encoder", ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
         ring_bytes += sum(codec.state_bytes(way, 1, PIECE_FRAMES) for way in ("encoder", "decoder"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hocket.core import ResolvedSampling
+from hocket.engine.transfer import to_device
 from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch
 
 #: Bytes that a row takes.
@@ -18,10 +20,11 @@ class SamplingRows:
     """One entry for each of `rows` rows, in two tensors, so that a batch takes two gathers."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
+        self._device = device
         #: Temperature, top_p, repetition penalty, stop temperature; the predictor's temperature and top_p.
-        self._floats_R6 = torch.ones(rows, 6, device=device)
+        self._floats_6R = torch.ones(6, rows, device=device)
         #: Seed, top_k, least frames; the predictor's top_k.
-        self._integers_R4 = torch.zeros(rows, 4, dtype=torch.int64, device=device)
+        self._integers_4R = torch.zeros(4, rows, dtype=torch.int64, device=device)
         #: Known to the host, so that a batch without a penalty needs no history.
         self._has_penalty_R = [False] * rows
         #: The newest batch and its rows: the set of running rows seldom changes from one frame to the next.
@@ -30,13 +33,13 @@ class SamplingRows:
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int) -> None:
         """Overwrite `row`."""
         others = sampling.predictor or sampling
-        self._floats_R6[row] = torch.tensor(
-            [
-                *(sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.stop_temperature),
-                *(others.temperature, others.top_p),
-            ]
-        )
-        self._integers_R4[row] = torch.tensor([seed, sampling.top_k, min_frames, others.top_k])
+        floats = [
+            *(sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.stop_temperature),
+            *(others.temperature, others.top_p),
+        ]
+        integers = [seed, sampling.top_k, min_frames, others.top_k]
+        self._floats_6R[:, row].copy_(to_device(np.array(floats, np.float32), self._device))
+        self._integers_4R[:, row].copy_(to_device(np.array(integers, np.int64), self._device))
         self._has_penalty_R[row] = sampling.repetition_penalty != 1
         self._newest = None
 
@@ -44,16 +47,18 @@ class SamplingRows:
         """Whether a repetition penalty applies to any of `rows`."""
         return any(self._has_penalty_R[row] for row in rows)
 
-    def batch(self, rows: Sequence[int], rows_B: Tensor) -> SamplingBatch:
-        """The parameters of `rows`, which `rows_B` (int64 [B]) has on the device."""
-        key = tuple(rows)
-        if self._newest is None or self._newest[0] != key:
-            self._newest = key, self._batch(rows_B)
+    def batch(self, rows_B: Tensor, rows: tuple[int, ...] | None = None) -> SamplingBatch:
+        """The parameters of `rows_B` (int64 [B]); `rows` are the same on the host, where it knows them."""
+        if rows is None:
+            return self._batch(rows_B)
+        if self._newest is None or self._newest[0] != rows:
+            self._newest = rows, self._batch(rows_B)
         return self._newest[1]
 
     def _batch(self, rows_B: Tensor) -> SamplingBatch:
-        temperature_B, top_p_B, penalty_B, stop_temperature_B, *others = self._floats_R6[rows_B].unbind(1)
-        seed_B, top_k_B, min_frames_B, others_top_k_B = self._integers_R4[rows_B].unbind(1)
+        floats = self._floats_6R.index_select(1, rows_B)
+        temperature_B, top_p_B, penalty_B, stop_temperature_B, *others = floats.unbind(0)
+        seed_B, top_k_B, min_frames_B, others_top_k_B = self._integers_4R.index_select(1, rows_B).unbind(0)
         return SamplingBatch(
             temperature_B=temperature_B,
             top_p_B=top_p_B,

@@ -1,8 +1,8 @@
 """The talker's device state, indexed by row, and the only code that moves talker data between host and device.
 
 Everything a running request needs on the device lives here, in tensors whose first dimension is the row: last hidden
-state, sampling parameters, penalty history and the codes made so far. The plain eager implementation, for CPU and CUDA
-alike; graphs will replace the launches, not the interface.
+state, sampling parameters, penalty history and the codes made so far. On a GPU what runs is recorded once for each
+batch size, so batches are padded with a row that no request has.
 """
 
 from __future__ import annotations
@@ -16,32 +16,48 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.core import PromptRows, ResolvedSampling
+from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import FrameBatch, PrefillItem
 from hocket.engine.sampling_rows import SamplingRows
-from hocket.engine.transfer import HostCopy
+from hocket.engine.transfer import CopyLane, HostCopy, to_device
 from hocket.models.family import Talker
 from hocket.models.kv_cache import KVPages, PagedBatch
 
-#: Rows of every decode batch in strict mode, whatever the load and the engine's size: a result's bits depend on the
-#: shape it was computed in.
-STRICT_BATCH_ROWS = 16
+#: Rows of every decode batch, and pages of every prefill batch, in strict mode, whatever the load and the engine's
+#: size: a result's bits depend on the shape it was computed in.
+STRICT_ROWS = {"cpu": 16, "cuda": 128}
+STRICT_PAGES = {"cpu": 1, "cuda": 16}
+#: Most pages of a prefill batch on a GPU.
+MAX_PREFILL_PAGES = 64
 
 PageTable = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class FramesInFlight:
-    """A launched frame batch: `results` is int64 [B, 1 + N], stop and codes."""
+    """A launched frame batch: `results` are int64 [B, 1 + N] each, stop and codes, of consecutive parts of it."""
 
     batch: FrameBatch
-    results: HostCopy
+    results: list[HostCopy]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of one request's prompt; at most a page of it where pages are computed each by itself."""
+
+    row: int
+    rows_TR: NDArray[np.int64]
+    #: K/V row of the first.
+    start: int
+    #: The request's hidden state is that of this piece's last row.
+    is_last: bool
 
 
 class TalkerRunner:
     """Runs prefill and frames on `rows` request rows, with K/V for `pages` pages of `page_rows` positions each.
 
-    `max_frames` is the most frames that one request may have. `strict` fixes every shape (see `STRICT_BATCH_ROWS`).
+    `max_frames` is the most frames that one request may have. `strict` fixes every shape (see `STRICT_ROWS`).
     """
 
     def __init__(
@@ -53,6 +69,8 @@ class TalkerRunner:
         self._device, self._dtype = parameter.device, parameter.dtype
         self._page_rows = page_rows
         self._strict = strict
+        self._launcher = Launcher(self._device)
+        self._copies = CopyLane(self._device)
         self._kv = KVPages.allocate(
             config.layers, pages, page_rows, config.kv_heads, config.head_dim, self._dtype, self._device
         )
@@ -70,162 +88,216 @@ class TalkerRunner:
         self._texts_RF = per_row(max_frames, dtype=torch.int32)
         self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int32)
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
+        self._inputs: dict[tuple[str, tuple[int, ...]], StaticInput] = {}
+        #: Of all rows, the scratch row's last.
+        self._table = StaticInput((rows + 1, -(-max_frames // page_rows)), self._device, torch.int32)
+        self._host_table = np.full(self._table.tensor.shape, SCRATCH_PAGE, np.int32)
+        kind = self._device.type
+        if strict:
+            self._frame_sizes, self._page_sizes = [STRICT_ROWS[kind]], [STRICT_PAGES[kind]]
+        else:
+            self._frame_sizes, self._page_sizes = batch_sizes(rows), batch_sizes(MAX_PREFILL_PAGES)
 
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None:
         """Claim `row` for a new request: everything that an earlier owner left there is overwritten.
 
         It may not stop before frame `min_frames`.
         """
-        self._seen_RNV[row] = False
-        self._sampling.start(row, sampling, seed, min_frames)
-        self._voice_RD[row] = torch.from_numpy(prompt.voice).to(self._dtype)
-        texts_Q = torch.from_numpy(prompt.frame_texts[: self._texts_RF.shape[1]])
-        self._texts_RF[row] = self.talker.config.frame_text_id
-        self._texts_RF[row, : len(texts_Q)] = texts_Q.to(torch.int32)
+        texts = np.full(self._texts_RF.shape[1], self.talker.config.frame_text_id, np.int32)
+        given = prompt.frame_texts[: len(texts)]
+        texts[: len(given)] = given
+        with self._launcher.active():
+            self._seen_RNV[row].zero_()
+            self._sampling.start(row, sampling, seed, min_frames)
+            self._voice_RD[row].copy_(to_device(prompt.voice, self._device))
+            self._texts_RF[row].copy_(to_device(texts, self._device))
+
+    def prepare(self) -> None:
+        """Record everything that may be launched, so that no request waits for it. Nothing to do on a CPU."""
+        if not self._launcher.records:
+            return
+        nothing = np.zeros((1, 1 + self.talker.config.n_vq), np.int64)
+        with self._launcher.active():
+            # The largest first: the smaller ones fit into its memory.
+            for size in reversed(self._page_sizes):
+                self._run_pages([Piece(self._scratch_row, nothing, 0, True)] * size)
+            for size in reversed(self._frame_sizes):
+                places = self._put_frames([], [], [], size)
+                for has_penalty in (True, False):
+                    self._draw(places, has_penalty)
+                self._advance(places, None, None)
 
     # ---- prefill
 
-    @torch.inference_mode()
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None:
         """Cache the K/V rows of each item: prompt rows, or the frames of a request that was preempted.
 
         The hidden state of an item's last row becomes its row's.
         """
-        if not self._strict:
-            self._feed([item.request.row for item in items], [self._inputs(item) for item in items], items, page_table)
-            return
-        for item in items:
-            if item.start >= item.request.prompt_rows:
-                self._replay(item, page_table)
-            else:
-                self._prefill_page_by_page(item, page_table)
+        with self._launcher.active():
+            self._put_table(page_table)
+            pieces: list[Piece] = []
+            for item in items:
+                if self._strict and item.start >= item.request.prompt_rows:
+                    self._replay(item)
+                else:
+                    pieces += self._pieces(item)
+            most = self._page_sizes[-1] if self._has_fixed_shapes else len(pieces)
+            for i in range(0, len(pieces), most or 1):
+                self._run_pages(pieces[i : i + most])
 
-    def _inputs(self, item: PrefillItem) -> Tensor:
-        """Embedded rows [count, D]."""
-        first_frame = item.start - item.request.prompt_rows
-        if first_frame >= 0:
-            row, frames = item.request.row, slice(first_frame, first_frame + item.count)
-            return self.talker.embed_frame(self.codes_RFN[row, frames].long(), self._texts_RF[row, frames].long())
-        rows = torch.from_numpy(item.request.prompt[item.start : item.start + item.count])
-        return self._embed(item.request.row, rows.to(self._device))[0]
+    @property
+    def _has_fixed_shapes(self) -> bool:
+        """Whether batches are padded to certain sizes, and prompts computed page by page.
 
-    def _embed(self, row: int, prompt_TR: Tensor) -> Tensor:
-        """Backbone inputs [1, T, D] of prompt rows of the request on `row`."""
-        return self.talker.embed(prompt_TR[None], self._voice_RD[row][None])
+        In strict mode, because a page from the prefix cache, one computed within another budget and one computed again
+        after a preemption must be equal bit for bit. And where programs are recorded, each in its shape.
+        """
+        return self._strict or self._launcher.records
 
-    def _prefill_page_by_page(self, item: PrefillItem, page_table: PageTable) -> None:
-        # Every page is computed in the same shape whoever asks for it, so a page from the prefix cache, one computed
-        # within another budget and one computed again after a preemption are equal bit for bit.
-        row, size = item.request.row, self._page_rows
-        prompt = torch.from_numpy(item.request.prompt).to(self._device)
-        for start in range(item.start, item.start + item.count, size):
-            page = prompt[start : min(start + size, item.start + item.count)]
-            padded = torch.cat([page, page[-1:].expand(size - len(page), -1)])
-            self._run([row], self._embed(row, padded), [start], [len(page)], page_table)
+    def _pieces(self, item: PrefillItem) -> list[Piece]:
+        row, first_frame = item.request.row, item.start - item.request.prompt_rows
+        if first_frame < 0:
+            rows_TR = item.request.prompt[item.start : item.start + item.count]
+        else:
+            # A frame is a row like any other. Fetching it waits for the device; preemptions are rare.
+            frames = slice(first_frame, first_frame + item.count)
+            texts_F1, codes_FN = self._texts_RF[row, frames, None], self.codes_RFN[row, frames]
+            rows_TR = torch.cat([texts_F1, codes_FN], 1).long().cpu().numpy()
+        size = self._page_rows if self._has_fixed_shapes else item.count
+        return [
+            Piece(row, rows_TR[i : i + size], item.start + i, i + size >= item.count)
+            for i in range(0, item.count, size)
+        ]
 
-    def _replay(self, item: PrefillItem, page_table: PageTable) -> None:
-        row = item.request.row
-        first_frame = item.start - item.request.prompt_rows
+    def _run_pages(self, pieces: Sequence[Piece]) -> None:
+        """Compute pieces, each of which needs no rows but those of earlier ones and of earlier calls.
+
+        Attention comes after all new keys and values of its layer are cached, so pieces may follow one another here.
+        """
+        counts = [len(piece.rows_TR) for piece in pieces]
+        length = self._page_rows if self._has_fixed_shapes else max(counts)
+        size = self._padded(self._page_sizes, len(pieces))
+        rows_BTR = np.zeros((size, length, pieces[0].rows_TR.shape[1]), np.int64)
+        numbers = np.zeros((4, size), np.int64)
+        numbers[0], numbers[3] = self._scratch_row, self._scratch_row
+        for i, piece in enumerate(pieces):
+            rows_BTR[i, : counts[i]] = piece.rows_TR
+            kept = piece.row if piece.is_last else self._scratch_row
+            numbers[:, i] = (piece.row, piece.start, counts[i], kept)
+        rows, places = self._put("prompt rows", rows_BTR), self._put("pieces", numbers)
+        lengths = self._lengths(numbers[1] + numbers[2])
+        width = self._width(int((numbers[1] + numbers[2]).max()))
+
+        def compute() -> None:
+            rows_B, starts_B, counts_B, kept_B = places.unbind(0)
+            x_BTD = self.talker.embed(rows, self._voice_RD[rows_B])
+            batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
+            hidden_BTD = self.talker.backbone(x_BTD, self._kv, batch)
+            last_B = (counts_B - 1).clamp(min=0)
+            self._hidden_RD[kept_B] = hidden_BTD[torch.arange(size, device=self._device), last_B]
+
+        self._launcher.run(("pages", size), compute)
+
+    def _replay(self, item: PrefillItem) -> None:
+        """Compute the K/V of frames again, in the very way that they were computed when they were made."""
+        request = item.request
+        first = item.start - request.prompt_rows
         for i in range(item.count):
-            codes_1N = self.codes_RFN[row, first_frame + i : first_frame + i + 1].long()
-            self._advance([row], [first_frame + i], codes_1N, [item.start + i], page_table)
-
-    def _feed(
-        self, rows: Sequence[int], inputs: Sequence[Tensor], items: Sequence[PrefillItem], page_table: PageTable
-    ) -> None:
-        counts = [item.count for item in items]
-        x_BTD = torch.zeros(len(items), max(counts), inputs[0].shape[-1], dtype=self._dtype, device=self._device)
-        for i, x_TD in enumerate(inputs):
-            x_BTD[i, : counts[i]] = x_TD
-        self._run(rows, x_BTD, [item.start for item in items], counts, page_table)
+            places = self._put_frames([request.row], [first + i], [item.start + i], self._frame_sizes[0])
+            end = item.start + i + 1
+            self._advance(places, self._width(end), self._lengths(np.array([end])))
 
     # ---- frames
 
-    @torch.inference_mode()
     def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight:
         """Make one frame of every request in `batch` and feed it back; nothing waits for the device.
 
         The codes also stay in `codes_RFN`, where the codec reads them.
         """
-        if not self._strict:
-            results = self._frame(batch.rows, batch.frames, batch.starts, page_table)
-        else:
-            groups = [slice(i, i + STRICT_BATCH_ROWS) for i in range(0, len(batch.rows), STRICT_BATCH_ROWS)]
-            results = torch.cat(
-                [self._frame(batch.rows[g], batch.frames[g], batch.starts[g], page_table) for g in groups]
-            )
-        return FramesInFlight(batch, HostCopy.start(results))
+        most = self._frame_sizes[-1]
+        results = []
+        with self._launcher.active():
+            self._put_table(page_table)
+            for i in range(0, len(batch.rows), most):
+                rows, frames, starts = (field[i : i + most] for field in (batch.rows, batch.frames, batch.starts))
+                places = self._put_frames(rows, frames, starts, self._padded(self._frame_sizes, len(rows)))
+                host_rows = (
+                    None if self._launcher.records else (*rows, *[self._scratch_row] * (places.shape[1] - len(rows)))
+                )
+                drawn = self._draw(places, self._sampling.any_penalty(rows), host_rows)
+                results.append(self._copies.start(drawn[: len(rows)]))
+                ends = np.array(starts) + 1
+                self._advance(places, self._width(int(ends.max())), self._lengths(ends))
+                self._copies.settle()
+        return FramesInFlight(batch, results)
 
     def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]:
         """Wait for a launched batch: its stop flags, and codes [B, N], which mean nothing where the flag is set."""
-        results = flight.results.wait().numpy()
+        results = np.concatenate([copy.wait().numpy() for copy in flight.results])
         return results[:, 0].astype(bool).tolist(), results[:, 1:]
 
-    def _frame(
-        self, rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], page_table: PageTable
-    ) -> Tensor:
-        """Stop flags and codes int64 [B, 1 + N]."""
-        padded_rows = self._padded(rows, self._scratch_row)
-        rows_B, frames_B = self._index(padded_rows), self._index(self._padded(frames, 0))
-        sampling = self._sampling.batch(padded_rows, rows_B)
-        has_penalty = self._sampling.any_penalty(rows)
-        seen_BNV = self._seen_RNV[rows_B] if has_penalty else None
-        stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, seen_BNV)
-        self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
-        if has_penalty:
-            self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
-        self._advance(rows, frames, codes_BN, starts, page_table)
-        return torch.cat([stop_B[:, None].long(), codes_BN], 1)[: len(rows)]
+    def _put_frames(self, rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], size: int) -> Tensor:
+        """int64 [4, size]: request rows, frames, K/V rows, and whether it is one at all."""
+        numbers = np.zeros((4, size), np.int64)
+        numbers[0] = self._scratch_row
+        numbers[:3, : len(rows)] = rows, frames, starts
+        numbers[3, : len(rows)] = 1
+        return self._put("frames", numbers)
 
-    def _advance(
-        self,
-        rows: Sequence[int],
-        frames: Sequence[int],
-        codes_BN: Tensor,
-        starts: Sequence[int],
-        page_table: PageTable,
-    ) -> None:
-        """Feed one frame of each row to the backbone, with the text that goes with it, at K/V row `starts`."""
-        rows_B, frames_B = self._index(self._padded(rows, self._scratch_row)), self._index(self._padded(frames, 0))
-        padding = len(rows_B) - len(codes_BN)
-        if padding:
-            codes_BN = torch.cat([codes_BN, codes_BN[:1].expand(padding, -1)])
-        x_BTD = self.talker.embed_frame(codes_BN, self._texts_RF[rows_B, frames_B].long())[:, None]
-        self._run(rows, x_BTD, starts, [1] * len(rows), page_table)
+    def _draw(self, places: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
+        """Stop flags and codes int64 [B, 1 + N] of the frames at `places`; the codes stay on the device, too."""
+
+        def draw() -> Tensor:
+            rows_B, frames_B = places[0], places[1]
+            sampling = self._sampling.batch(rows_B, rows)
+            seen_BNV = self._seen_RNV[rows_B] if has_penalty else None
+            stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, seen_BNV)
+            self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
+            if has_penalty:
+                self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
+            return torch.cat([stop_B[:, None].long(), codes_BN], 1)
+
+        return self._launcher.run(("draw", places.shape[1], has_penalty), draw)
+
+    def _advance(self, places: Tensor, width: int | None, lengths: tuple[int, ...] | None) -> None:
+        """Feed the frames at `places` to the backbone, each with the text that goes with it."""
+
+        def advance() -> None:
+            rows_B, frames_B, starts_B, counts_B = places.unbind(0)
+            codes_BN, texts_B = self.codes_RFN[rows_B, frames_B].long(), self._texts_RF[rows_B, frames_B].long()
+            x_BTD = self.talker.embed_frame(codes_BN, texts_B)[:, None]
+            batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
+            self._hidden_RD[rows_B] = self.talker.backbone(x_BTD, self._kv, batch)[:, 0]
+
+        self._launcher.run(("advance", places.shape[1]), advance)
 
     # ---- both
 
-    def _run(
-        self,
-        rows: Sequence[int],
-        x_BTD: Tensor,
-        starts: Sequence[int],
-        counts: Sequence[int],
-        page_table: PageTable,
-    ) -> None:
-        """Run the backbone over new rows `counts` of each request row and keep the last hidden state of each.
+    def _put(self, name: str, values: NDArray[np.int64]) -> Tensor:
+        """`values` on the device; where programs are recorded, in the same place for all of one shape."""
+        if not self._launcher.records:
+            return torch.from_numpy(values)
+        key = (name, values.shape)
+        if key not in self._inputs:
+            self._inputs[key] = StaticInput(values.shape, self._device)
+        self._inputs[key].put(values)
+        return self._inputs[key].tensor
 
-        `x_BTD` may hold more sequences than `rows`: the rest is padding.
-        """
-        batch_rows = x_BTD.shape[0]
-        lengths = [start + count for start, count in zip(starts, counts, strict=True)]
-        lengths += [0] * (batch_rows - len(rows))
-        width = max(1, -(-max(lengths) // self._page_rows))
-        table = np.full((batch_rows, width), SCRATCH_PAGE, np.int64)
-        table[: len(rows)] = page_table[list(rows), :width]
-        filler = [0] * (batch_rows - len(rows))
-        batch = PagedBatch(
-            page_table_BP=torch.from_numpy(table).to(self._device),
-            starts_B=self._index([*starts, *filler]),
-            counts_B=self._index([*counts, *filler]),
-            lengths=tuple(lengths) if self._strict else None,
-        )
-        hidden_BTD = self.talker.backbone(x_BTD, self._kv, batch)
-        last = torch.arange(len(rows), device=self._device)
-        self._hidden_RD[self._index(rows)] = hidden_BTD[last, self._index(counts) - 1]
+    def _padded(self, sizes: Sequence[int], count: int) -> int:
+        """Sequences that a batch of `count` is computed with."""
+        return next(size for size in sizes if size >= count) if self._has_fixed_shapes else count
 
-    def _padded(self, values: Sequence[int], filler: int) -> Sequence[int]:
-        return [*values, *[filler] * (STRICT_BATCH_ROWS - len(values))] if self._strict else values
+    def _put_table(self, page_table: PageTable) -> None:
+        self._host_table[:-1] = page_table
+        self._table.put(self._host_table)
 
-    def _index(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+    def _width(self, rows: int) -> int | None:
+        """Pages that attention looks at: on a CPU no more than it needs to, while kernels know where each row ends."""
+        return None if self._launcher.records else max(1, -(-rows // self._page_rows))
+
+    def _lengths(self, ends_B: NDArray[np.int64]) -> tuple[int, ...] | None:
+        """See `PagedBatch.lengths`; kernels attend row by row anyway."""
+        if not self._strict or self._launcher.records:
+            return None
+        return tuple(ends_B.tolist())

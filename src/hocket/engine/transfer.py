@@ -1,11 +1,19 @@
-"""Device to host without waiting at the launch."""
+"""Between host and device without waiting at the launch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of `values` on the device, on its way; through pinned memory, since a pageable copy waits."""
+    host = torch.from_numpy(values)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +24,40 @@ class HostCopy:
     #: None: it is there already.
     ready: torch.cuda.Event | None
 
-    @classmethod
-    def start(cls, tensor: Tensor) -> HostCopy:
-        """Begin to copy; into pinned memory, since a pageable copy is slow and waits."""
-        if tensor.device.type == "cpu":
-            return cls(tensor, None)
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        return cls(host, ready)
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.ready is None or self.ready.query()  # type: ignore[no-untyped-call]
 
     def wait(self) -> Tensor:
         if self.ready is not None:
             self.ready.synchronize()
         return self.tensor
+
+
+class CopyLane:
+    """Copies results to the host on a stream of its own, so that they and what is launched next do not wait for one
+    another.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, tensor: Tensor) -> HostCopy:
+        """Begin to copy what has been launched on the current stream by now, into pinned memory."""
+        if self._stream is None:
+            return HostCopy(tensor, None)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(self._stream):
+            host.copy_(tensor, non_blocking=True)
+            ready.record()
+        return HostCopy(host, ready)
+
+    def settle(self) -> None:
+        """What is launched from now on may overwrite what is being copied."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

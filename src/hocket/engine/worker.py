@@ -99,12 +99,14 @@ class Worker:
         conversions: Conversions | None = None,
         model: str | None = None,
         text_front: TextFront | None = None,
+        segment_characters: int | None = None,
         voice_traits: VoiceTraits = PLAIN_VOICES,
         drain_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._socket, self._model, self._clock = engine, socket, model, clock
-        self._conversions, self._text_front, self._voice_traits = conversions, text_front, voice_traits
+        self._conversions, self._voice_traits = conversions, voice_traits
+        self._text_front, self._segment_characters = text_front, segment_characters
         # Messages for a front end that has gone away, or that has stopped reading, are errors and not silence.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._drain_seconds = drain_seconds
@@ -241,6 +243,7 @@ class Worker:
             reference_min_rms=limits.min_rms,
             reference_max_file_bytes=limits.max_file_bytes,
             text_front=self._text_front,
+            segment_characters=self._segment_characters,
             voice_traits=self._voice_traits,
         )
         self._send(front_end, [encode(ready)])

@@ -47,6 +47,7 @@ def run_worker(endpoint: str, spec: EngineSpec) -> int:
             conversions=engine.conversions,
             model=spec.model,
             text_front=engine.text_front,
+            segment_characters=engine.segment_characters,
             voice_traits=engine.voice_traits,
             drain_seconds=spec.drain_seconds,
         )

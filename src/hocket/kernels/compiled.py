@@ -13,6 +13,7 @@ from hocket.kernels import (
     ring_attention,
     rotary,
     sampler,
+    snake,
 )
 
 KERNELS: dict[Callable[..., object], Callable[..., object]] = {
@@ -37,4 +38,5 @@ KERNELS: dict[Callable[..., object], Callable[..., object]] = {
     reference.draw_and_embed: sampler.draw_and_embed,
     reference.rotate_append: rotary.rotate_append,
     reference.ring_attention: ring_attention.ring_attention,
+    reference.snake: snake.snake,
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from hocket.core import Sampling, StrictModel
 from hocket.errors import CheckpointError
@@ -19,6 +20,8 @@ class _HocketFile(StrictModel):
 
     #: Set for models that were trained on text as it is spoken.
     text_front: TextFront | None = None
+    #: The longest text that the model speaks well; whoever has more cuts it. None: any that the engine takes.
+    segment_characters: Annotated[int, Field(ge=20, strict=True)] | None = None
     #: Recommended instead of the family's values.
     sampling: Sampling = Sampling()
 
@@ -35,6 +38,7 @@ class Extras:
     """Of a checkpoint folder; the default is what a folder without any has."""
 
     text_front: TextFront | None = None
+    segment_characters: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
 
@@ -47,6 +51,7 @@ def load_extras(folder: Path, *, n_vq: int, codebook_sizes: Sequence[int], speak
     file = _load_hocket_file(folder / "hocket.json")
     return Extras(
         text_front=file.text_front,
+        segment_characters=file.segment_characters,
         sampling=file.sampling,
         voices=load_voices(folder, n_vq=n_vq, codebook_sizes=codebook_sizes, speakers=speakers),
     )

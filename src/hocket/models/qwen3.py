@@ -71,7 +71,7 @@ class Qwen3Attention(nn.Module):
     def whole(self, qkv_BTE: Tensor, rope: RopeTables, config: Qwen3BackboneConfig) -> Tensor:
         """[B, T, H * K] of T whole rows without a cache, differentiable."""
         qkv_BTHK = torch.unflatten(qkv_BTE, -1, (-1, config.head_dim))
-        q_BTHK, k_BTGK, v_BTGK = qkv_BTHK.split((config.heads, config.kv_heads, config.kv_heads), 2)
+        q_BTHK, k_BTGK, v_BTGK = torch.split(qkv_BTHK, [config.heads, config.kv_heads, config.kv_heads], 2)
         q_BTHK, k_BTGK = (
             rotate_halves(norm(x_BTHK), rope) for norm, x_BTHK in ((self.q_norm, q_BTHK), (self.k_norm, k_BTGK))
         )

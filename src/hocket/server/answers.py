@@ -14,7 +14,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from hocket.errors import HocketError
-from hocket.server.encoders import AudioEncoder, EncodedAudio, encode_whole, encoder_for
+from hocket.server.encoders import AudioEncoder, EncodedAudio, encode_whole
 from hocket.server.errors import ApiError, error_code, error_fields
 from hocket.server.gate import Record
 from hocket.server.schemas import SpeechBody
@@ -137,7 +137,7 @@ async def new_encoder(services: Services, plan: Plan) -> AudioEncoder:
 def _encoder_of(services: Services, plan: Plan) -> AudioEncoder:
     """The encoder of `plan`, for the audio that the engine makes."""
     facts = services.client.facts
-    return encoder_for(plan.response_format, facts.sample_rate, facts.channels, plan.body.speed)
+    return AudioEncoder(plan.response_format, facts.sample_rate, facts.channels, plan.body.speed)
 
 
 @contextmanager

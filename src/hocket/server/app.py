@@ -33,7 +33,7 @@ from hocket.server.websocket import websocket_router
 
 
 class _PlainRoute(APIRoute):
-    """Its endpoint takes the request and returns the answer, so FastAPI has nothing to work out for it: 0.1 ms less."""
+    """Its endpoint takes the request and returns the answer, so FastAPI has nothing to work out for it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
@@ -180,16 +180,17 @@ def _hocket_error(error: Exception) -> HocketError:
 
 def _framework_error(error: Exception, request: Request) -> HocketError:
     assert isinstance(error, HTTPException)
+    methods = _methods(request.url.path)
     if error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
-        error.headers = {"Allow": ", ".join(sorted(_methods(request.url.path))) or "GET"}
-    return http_error(error, request)
+        error.headers = {"Allow": ", ".join(methods)}
+    return http_error(error, request, methods)
 
 
-def _methods(path: str) -> set[str]:
-    """All that `path` takes; the framework knows those of the first of its routes only."""
+def _methods(path: str) -> list[str]:
+    """All that `path` takes; the framework knows those of the first of its routes only. Pages are to be got."""
     routes = (route for each in (router, voice_router, token_router) for route in each.routes)
     here = [route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
-    return {method for route in here for method in route.methods or ()}
+    return sorted({method for route in here for method in route.methods or ()}) or ["GET"]
 
 
 def _parameter_error(error: Exception, _: Request) -> HocketError:

@@ -97,18 +97,14 @@ def encode_whole(
     return EncodedAudio(body, chosen.content_type, chosen.player_rate or converter.to_rate, channels, seconds)
 
 
-def encoder_for(response_format: str, sample_rate: int, channels: int, speed: float = 1.0) -> AudioEncoder:
-    """A streaming encoder of float32 [channels, S] at `sample_rate` Hz. Raises what `encode_whole` raises."""
-    return AudioEncoder(response_format, sample_rate, channels, speed)
-
-
 class AudioEncoder:
-    """Audio in pieces to bytes in pieces: `feed` as often as there is audio, then `finish` once.
+    """float32 [channels, S] in pieces to bytes in pieces: `feed` as often as there is audio, then `finish` once.
 
     How the audio was cut into pieces does not show in the bytes. Between two calls it holds less than half a second.
     """
 
-    def __init__(self, response_format: str, sample_rate: int, channels: int, speed: float) -> None:
+    def __init__(self, response_format: str, sample_rate: int, channels: int, speed: float = 1.0) -> None:
+        """Raises InvalidRequestError for what `encode_whole` refuses."""
         chosen = _chosen(response_format)
         self._converter = _Converter(chosen, sample_rate, channels, speed)
         rate = self._converter.to_rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http
 import logging
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -72,14 +73,16 @@ def internal_error(error: Exception) -> ApiError:
     return ApiError(500, f"internal error ({type(error).__name__}); the server's log says where", code="internal_error")
 
 
-def http_error(error: HTTPException, request: Request) -> ApiError:
-    """The framework's own refusals, in our words: no route, wrong method, a form that cannot be read."""
+def http_error(error: HTTPException, request: Request, methods: Sequence[str]) -> ApiError:
+    """The framework's own refusals, in our words: no route, wrong method (the path takes `methods`), a form that cannot
+    be read.
+    """
     status = error.status_code
     if status == http.HTTPStatus.NOT_FOUND:
         return ApiError(404, "there is nothing at this address; /docs lists the routes", code="not_found")
     if status == http.HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {})["Allow"]
-        return ApiError(405, f"{request.method} is not for this route; use {allowed}", code="method_not_allowed")
+        use = ", ".join(methods)
+        return ApiError(405, f"{request.method} is not for this route; use {use}", code="method_not_allowed")
     return ApiError(status, str(error.detail), code=http.HTTPStatus(status).phrase.lower().replace(" ", "_"))
 
 

@@ -12,7 +12,7 @@ from hocket.core import Reference
 from hocket.errors import InvalidRequestError, ReferenceAudioError
 from hocket.server.fetch import fetch_reference
 from hocket.server.services import Services
-from hocket.voices import VoiceNotFoundError
+from hocket.voices import VoiceNotFoundError, voice_name
 
 #: Voices that an error lists.
 _SOME = 5
@@ -32,11 +32,12 @@ async def find_voice(services: Services, name: str, param: str) -> Found:
     facts = services.client.facts
     codec = None if facts.voice_traits.hears_recordings else facts.codec_id
     try:
-        if (speaker := services.voices.speaker(name)) is not None:
-            return Found(speaker=speaker)
-        if services.voices.is_builtin(name):  # in memory: a thread's turn may take milliseconds on a busy machine
-            return Found(*services.voices.reference(name, codec=codec))
-        return Found(*await asyncio.to_thread(services.voices.reference, name, codec=codec))
+        builtin = services.voices.builtin(name)
+        if builtin is None:
+            return Found(*await asyncio.to_thread(services.voices.reference, name, codec=codec))
+        if builtin.is_speaker:
+            return Found(speaker=voice_name(name))
+        return Found(builtin.codes, builtin.reference_text)
     except VoiceNotFoundError:
         known = [voice.name for voice in await asyncio.to_thread(services.voices.listed)]
         more = ", ..." if len(known) > _SOME else ""

@@ -179,8 +179,9 @@ def read_body(model: type[AnyBody], document: dict[str, Any], settings: ServerSe
         fields[ours], given[ours] = value, name
     unknown = [name for name in fields if name not in model.model_fields]
     if unknown and settings.strict_fields:
+        shown = [_printable(name) for name in unknown]
         noun = "an unknown field" if len(unknown) == 1 else "unknown fields"
-        raise InvalidRequestError(f"{', '.join(unknown)[:200]}: {noun}; leave out or correct", param=unknown[0])
+        raise InvalidRequestError(f"{', '.join(shown)[:200]}: {noun}; leave out or correct", param=shown[0])
     for name in unknown:
         del fields[name]
     try:
@@ -215,6 +216,11 @@ def _without_nul(text: str | None) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("contains a lone surrogate, which is not a character; fix the text's encoding")
     return text.strip()
+
+
+def _printable(name: str) -> str:
+    """The client's own name for a field: half a surrogate pair could not be sent back."""
+    return name[:100].encode(errors="backslashreplace").decode()
 
 
 def _kind(value: object) -> str:

@@ -120,7 +120,7 @@ def uvicorn_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         lifespan="off",
-        # uvicorn's other parser is 0.2 ms faster, but sends chunks to HTTP/1.0 clients and takes headers without end.
+        # uvicorn's other parser is faster, but sends chunks to HTTP/1.0 clients and takes headers without end.
         http="h11",
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,

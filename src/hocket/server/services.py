@@ -38,6 +38,10 @@ class SpeechClient(Protocol):
     async def stats(self) -> Sequence[Stats | None]: ...
 
 
+#: Where neither the settings nor the model say how long a piece of a text may be.
+_SEGMENT_CHARACTERS = 400
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """One of each for a server."""
@@ -55,6 +59,11 @@ class Services:
         """Of the whole: the engine's, or `draining` while this front end takes no new requests."""
         state = self.client.state
         return "draining" if self.admission.draining and state == "ready" else state
+
+    @property
+    def segment_characters(self) -> int:
+        """Longer texts are split. Raises EngineStoppedError while there is no engine, whose model has a say."""
+        return self.settings.segment_characters or self.client.facts.segment_characters or _SEGMENT_CHARACTERS
 
 
 def services_of(connection: HTTPConnection) -> Services:

@@ -35,8 +35,8 @@ class ServerSettings(StrictModel):
 
     #: Of the input of one request.
     max_characters: PositiveInt = 10_000
-    #: Longer texts are split at sentences; 400 letters are half a minute.
-    segment_characters: Annotated[int, Field(ge=20)] = 160
+    #: Longer texts are split at sentences. None: what the model says of itself, else 400, half a minute of speech.
+    segment_characters: Annotated[int, Field(ge=20)] | None = None
     #: Silence between the pieces of a split text.
     segment_pause_ms: NonNegativeFloat = 150.0
     batch_items: PositiveInt = 64

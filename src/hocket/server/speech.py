@@ -88,6 +88,11 @@ class Plan:
         )
 
 
+def drawn_seed() -> int:
+    """A seed for who gives none."""
+    return secrets.randbelow(_DRAWN_SEEDS)
+
+
 def piece_seed(seed: int, i: int) -> int:
     """The seed of the i-th piece of a long text: the request's own for the first, documented steps from it after."""
     return (seed + i * _SEED_STRIDE) & MAX_SEED
@@ -136,7 +141,7 @@ async def plan_speech(services: Services, body: SpeechBody) -> Plan:
         voice=found.speaker,
         reference=found.reference,
         reference_text=None if body.x_vector_only_mode else words,
-        seed=secrets.randbelow(_DRAWN_SEEDS) if body.seed is None else body.seed,
+        seed=drawn_seed() if body.seed is None else body.seed,
         response_format=body.response_format or settings.response_format,
         streaming=body.delivery != "whole",
     )
@@ -144,7 +149,7 @@ async def plan_speech(services: Services, body: SpeechBody) -> Plan:
 
 async def pieces_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
     """`text` as it was written, in pieces that are not too long to be spoken at once."""
-    most, front = services.settings.segment_characters, services.client.facts.text_front
+    most, front = services.segment_characters, services.client.facts.text_front
     if front is None:
         return tuple(split_text(text, most))
     language = None if language == "Auto" else language

@@ -66,12 +66,12 @@ async def upload_voice(request: Request) -> JSONResponse:
 async def preview_voice(request: Request, name: str) -> Response:
     """What a voice is cloned from: the recording, or what the codes of a built-in one sound like."""
     services = services_of(request)
-    codes_FN = services.voices.builtin_codes(name)
-    if codes_FN is None:
+    builtin = services.voices.builtin(name)
+    if builtin is None or builtin.codes is None:
         return Response(await asyncio.to_thread(services.voices.preview, name), media_type="audio/wav")
     facts = services.client.facts
     with services.admission.slot(record_of(request).caller, facts.rows):
-        samples_CS = await services.client.decode(codes_FN)
+        samples_CS = await services.client.decode(builtin.codes)
     audio = await asyncio.to_thread(encode_whole, "wav", samples_CS, facts.sample_rate, 1.0)
     return Response(audio.body, media_type=audio.content_type)
 

@@ -114,15 +114,13 @@ class VoiceStore:
         builtin = [_builtin_entry(name, voice) for name, voice in self._builtin.items()]
         return builtin + sorted((self._stored(path) for path in self._paths()), key=lambda voice: voice.name)
 
-    def reference(self, name: str, *, codec: str | None) -> tuple[Reference | None, str | None]:
-        """What a model whose codec is `codec` clones (None: it wants no codes), and the words of it.
+    def reference(self, name: str, *, codec: str | None) -> tuple[Reference, str | None]:
+        """What a model whose codec is `codec` clones of an upload (None: it wants no codes), and the words of it.
 
         Codes where they are this codec's, else the recording. Raises InvalidRequestError (`voice`): unknown, broken, or
         codes of another codec and no recording.
         """
         name = voice_name(name, param="voice")
-        if name in self._builtin:
-            return self._builtin[name].codes, self._builtin[name].reference_text
         with self._opened(name, "voice") as (facts, file):
             if codec is not None and facts.codec == codec:
                 return _codes(file), facts.transcript
@@ -132,19 +130,12 @@ class VoiceStore:
                 )
             return _recording(facts, file), facts.transcript
 
-    def is_builtin(self, name: str) -> bool:
-        """It comes with the model, so nothing is read from disk for it. Raises InvalidRequestError (`voice`)."""
-        return voice_name(name, param="voice") in self._builtin
+    def builtin(self, name: str) -> BuiltinVoice | None:
+        """The voice that comes with the model; None for any other name. Nothing is read from the disk.
 
-    def speaker(self, name: str) -> str | None:
-        """The name by which the model itself knows the voice, if it does. Raises InvalidRequestError (`voice`)."""
-        name = voice_name(name, param="voice")
-        return name if name in self._builtin and self._builtin[name].is_speaker else None
-
-    def builtin_codes(self, name: str) -> NDArray[np.int64] | None:
-        """The codes of a voice that comes with the model; None for any other. Raises InvalidRequestError (`name`)."""
-        voice = self._builtin.get(voice_name(name))
-        return None if voice is None else voice.codes
+        Raises InvalidRequestError (`name`).
+        """
+        return self._builtin.get(voice_name(name))
 
     def preview(self, name: str) -> bytes:
         """The recording of an uploaded voice as it is cloned, as a wav file. Raises InvalidRequestError (`name`)."""

@@ -24,7 +24,7 @@ from hocket.server.gate import Record, record_of
 from hocket.server.long_text import SentenceBuffer
 from hocket.server.schemas import SpeechBody, VoiceFields, check_text, read_json
 from hocket.server.services import Services, services_of
-from hocket.server.speech import Plan, Samples, piece_seed, pieces_of, plan_speech, speaking
+from hocket.server.speech import Plan, Samples, drawn_seed, piece_seed, pieces_of, plan_speech, speaking
 from hocket.server.websocket_dialects import VllmOmni, own_words
 from hocket.server.websocket_messages import (
     OMNI_MODELS,
@@ -33,6 +33,7 @@ from hocket.server.websocket_messages import (
     FlushMessage,
     StartMessage,
     TextMessage,
+    kind_of,
     read_message,
 )
 from hocket.server.websocket_wire import Wire
@@ -89,13 +90,13 @@ class _Session:
         self._record = record_of(socket)
         # From `start`
         self._plan: Plan | None = None
+        self._buffer: SentenceBuffer
         self._as_base64 = False
         #: Every sentence is sent as a file of its own.
         self._is_whole = False
         #: Text is kept until it is complete.
         self._keeps_text = False
         # From the listener to the speaker
-        self._buffer = SentenceBuffer(self._settings.segment_characters)
         self._kept = ""
         self._waiting: asyncio.Queue[str | _Mark] = asyncio.Queue()
         self._waiting_characters = 0
@@ -136,9 +137,10 @@ class _Session:
         if raw is None:
             raise InvalidRequestError("binary messages mean nothing here; send JSON in text messages")
         document = read_json(raw.encode())
-        if self._plan is None and document.get("type") in OMNI_MODELS:
+        kind = kind_of(document)
+        if self._plan is None and kind in OMNI_MODELS:
             self._wire.dialect = VllmOmni()  # errors, too, are for a client of that kind
-        message = read_message(document, self._settings)
+        message = read_message(kind, document, self._settings)
         if self._is_closing and not isinstance(message, CancelMessage):
             raise InvalidRequestError(f"after close, {message.type} comes too late; connect again", param="type")
         if isinstance(message, StartMessage):
@@ -159,8 +161,11 @@ class _Session:
             raise InvalidRequestError("start comes while text waits or is spoken; flush or cancel first", param="type")
         self._check_room(message.text)
         voice = {name: value for name, value in message if name in VoiceFields.model_fields}
-        plan = await plan_speech(self._services, SpeechBody(input=_ANY_TEXT, seed=message.seed, **voice))
+        # Every utterance has it, as if the client had given it: asking for the same again comes to the same.
+        seed = drawn_seed() if message.seed is None else message.seed
+        plan = await plan_speech(self._services, SpeechBody(input=_ANY_TEXT, seed=seed, **voice))
         encoder = await new_encoder(self._services, plan)
+        self._buffer = SentenceBuffer(self._services.segment_characters)
         self._plan, self._as_base64 = plan, message.audio == "base64"
         omni = message if isinstance(message, ConfigMessage) else None
         self._is_whole = omni is not None and not omni.stream_audio

@@ -97,14 +97,24 @@ OMNI_MODELS: dict[str, type[Message]] = {
 }
 
 
-def read_message(document: dict[str, Any], settings: ServerSettings) -> Message:
-    """Raises InvalidRequestError, which names the field at fault."""
+def kind_of(document: dict[str, Any]) -> str:
+    """The message's type, known or not. Raises InvalidRequestError."""
     kind = document.get("type")
-    model = (_MODELS | OMNI_MODELS).get(kind) if isinstance(kind, str) else None
+    if isinstance(kind, str):
+        return kind
+    raise _wrong_kind("the message has no type" if kind is None else "type is no word")
+
+
+def read_message(kind: str, document: dict[str, Any], settings: ServerSettings) -> Message:
+    """`document`, whose type is `kind`. Raises InvalidRequestError, which names the field at fault."""
+    model = (_MODELS | OMNI_MODELS).get(kind)
     if model is None:
-        shown = f"the type {kind[:40]!r} is unknown" if isinstance(kind, str) else "the message has no type"
-        raise InvalidRequestError(f"{shown}; use one of {', '.join(_MODELS)}", param="type")
+        raise _wrong_kind(f"the type {kind[:40]!r} is unknown")
     return read_body(model, document, settings)
+
+
+def _wrong_kind(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{what}; use one of {', '.join(_MODELS)}", param="type")
 
 
 def _check_characters(text: str) -> str:

@@ -58,7 +58,7 @@ def decode(runner: CodecRunner, codes_RFN: torch.Tensor, items: Sequence[tuple[i
 
 def test_the_runner_streams_the_official_waveform() -> None:
     """Chunks of 1, 2, 4, 8, ... frames, beside a stream that is elsewhere in its own."""
-    runner = CodecRunner(golden_codec(), rows=4, max_chunk_frames=8)
+    runner = CodecRunner(golden_codec(), rows=4, chunk_sizes=CHUNKS, max_batch=32)
     codes_RFN = random_codes(golden_codec(), 4, 60, 16)
     codes_RFN[2, :40] = CODES_TN
     runner.start(1)
@@ -76,7 +76,7 @@ def test_the_runner_streams_the_official_waveform() -> None:
 
 def test_a_primed_row_goes_on_behind_its_reference() -> None:
     tensors, name = golden_tensors("base_1b7"), "icl_stream_text_shorter"
-    runner = CodecRunner(golden_codec(), rows=2, max_chunk_frames=8)
+    runner = CodecRunner(golden_codec(), rows=2, chunk_sizes=CHUNKS, max_batch=32)
     runner.start(1)
     for piece_TN in torch.split(tensors[f"{name}/ref/codes0"], 8):
         runner.prime([1], [piece_TN.numpy()])
@@ -92,13 +92,13 @@ def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
     cuts = [(0, 1), (1, 2), (3, 4), (7, 8), (15, 5)]
 
     def alone() -> bytes:
-        runner = CodecRunner(golden_codec(), rows=1, max_chunk_frames=8, strict=True)
+        runner = CodecRunner(golden_codec(), rows=1, chunk_sizes=CHUNKS, max_batch=32, strict=True)
         runner.start(0)
         return b"".join(decode(runner, CODES_TN[None], [(0, *cut)])[0].samples_CS.tobytes() for cut in cuts)
 
     def among(seed: int, row: int) -> bytes:
         random = np.random.default_rng(seed)
-        runner = CodecRunner(golden_codec(), rows=12, max_chunk_frames=8, strict=True)
+        runner = CodecRunner(golden_codec(), rows=12, chunk_sizes=CHUNKS, max_batch=32, strict=True)
         codes_RFN = random_codes(golden_codec(), 12, 40, 16, seed=seed)
         codes_RFN[row] = CODES_TN
         others, heard = [r for r in range(12) if r != row], b""

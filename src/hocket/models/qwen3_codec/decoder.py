@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.kernels import ops
 from hocket.models.codec_state import RingWindow
 from hocket.models.layers import RMSNorm
 from hocket.models.qwen3_codec.config import DecoderSpec
@@ -54,8 +55,7 @@ class SnakeBeta(nn.Module):
         del self.alpha, self.beta
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        wide = x_BCT.float()
-        return torch.addcmul(wide, (wide * self.rate).sin_().square_(), self.gain).to(x_BCT.dtype)
+        return ops.snake(x_BCT, self.rate, self.gain)
 
 
 class ConvNeXt(nn.Module):

@@ -1,0 +1,67 @@
+"""Whole engines on the kernels: on a CPU in the interpreter, which the golden checkpoints are small enough for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hocket.config import ChunkPolicy, EngineConfig
+from hocket.core import Sampling, Speech, SpeechRequest
+from hocket.engine.engine import Engine
+from hocket.kernels import ops
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FOLDERS = {
+    "moss": (GOLDEN / "local_tiny", GOLDEN / "codec2_tiny"),
+    "qwen3": (GOLDEN / "qwen3_tts/custom_1b7", GOLDEN / "qwen3_tts/base_1b7/speech_tokenizer"),
+}
+CONFIG = EngineConfig(
+    rows=3,
+    page_rows=8,
+    max_context_rows=256,
+    chunks=ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=4, min_batch=1, max_wait_ms=0.0),
+)
+
+
+def speak(family: str, requests: list[SpeechRequest], device: torch.device, *, strict: bool = False) -> list[Speech]:
+    model, codec = FOLDERS[family]
+    config = CONFIG.model_copy(update={"strict": strict})
+    return Engine.load(model, codec, device=device.type, config=config).generate_many(requests)
+
+
+@pytest.fixture
+def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ops, "use_kernels", lambda x: torch.is_inference_mode_enabled())
+    yield
+
+
+def requests(family: str) -> list[SpeechRequest]:
+    voice = "default" if family == "moss" else "vivian"
+    kinds = [
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.7, top_k=25, top_p=0.8),
+        Sampling(temperature=1.0, top_k=0, top_p=0.95, repetition_penalty=1.2),
+    ]
+    return [
+        SpeechRequest(
+            text="Hello there." * (1 + i), seed=i, sampling=kind, max_frames=7, min_frames=5 + i % 3, voice=voice
+        )
+        for i, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize("family", ["moss", "qwen3"])
+@pytest.mark.usefixtures("kernels_everywhere")
+def test_kernels_speak_as_plain_pytorch_does(
+    family: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = speak(family, requests(family), device)
+    monkeypatch.setattr(ops, "use_kernels", lambda x: False)
+    for one, plain in zip(heard, speak(family, requests(family), torch.device("cpu")), strict=True):
+        assert len(plain.codes) >= 5
+        assert np.array_equal(one.codes, plain.codes)
+        np.testing.assert_allclose(one.samples, plain.samples, atol=2e-5, rtol=1e-3)

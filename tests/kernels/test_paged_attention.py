@@ -1,0 +1,201 @@
+"""Attention over pages against its plain twin: steps and pieces of prompts, odd shapes, poisoned memory, bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from hocket.kernels import paged_attention as kernels
+from hocket.kernels import reference
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@dataclass
+class Case:
+    """Entries over pages in which only what they wrote is finite."""
+
+    q_BTHK: Tensor
+    keys_NRGK: Tensor
+    values_NRGK: Tensor
+    table_BP: Tensor
+    starts_B: Tensor
+    counts_B: Tensor
+
+    def run(self, order: list[int] | None = None) -> Tensor:
+        """The kernel's output, of these entries in this order."""
+        chosen = slice(None) if order is None else order
+        return kernels.paged_attention(
+            self.q_BTHK[chosen].contiguous(),
+            self.keys_NRGK,
+            self.values_NRGK,
+            self.table_BP[chosen],
+            self.starts_B[chosen].contiguous(),
+            self.counts_B[chosen].contiguous(),
+        )
+
+    def plain(self) -> Tensor:
+        return reference.paged_attention(
+            self.q_BTHK, self.keys_NRGK, self.values_NRGK, self.table_BP, self.starts_B, self.counts_B
+        )
+
+    def check(self, out_BTHK: Tensor) -> None:
+        expected_BTHK = self.plain()
+        tolerance = TOLERANCE[self.q_BTHK.dtype]
+        for out_THK, expected_THK, count in zip(out_BTHK, expected_BTHK, self.counts_B.tolist(), strict=True):
+            torch.testing.assert_close(out_THK[:count], expected_THK[:count], atol=tolerance, rtol=tolerance)
+            assert not out_THK[count:].any()  # NaN is true
+
+
+def make_case(
+    device: torch.device,
+    starts: list[int],
+    counts: list[int],
+    *,
+    rows: int = 1,
+    heads: int = 4,
+    groups: int = 2,
+    size: int = 16,
+    page_rows: int = 16,
+    dtype: torch.dtype = torch.float32,
+    index: torch.dtype = torch.int64,
+) -> Case:
+    generator = torch.Generator().manual_seed(7)
+    batch = len(starts)
+    width = -(-max(start + rows for start in starts) // page_rows)
+    table_BP = torch.randperm(batch * width, generator=generator).view(batch, width)
+    pages = [torch.full((batch * width, page_rows, groups, size), torch.nan) for _ in range(2)]
+    for pages_BP, start, count in zip(table_BP, starts, counts, strict=True):
+        written = torch.arange(start + count)
+        slots = pages_BP[written // page_rows] * page_rows + written % page_rows
+        for each in pages:
+            each.flatten(0, 1)[slots] = torch.randn(len(slots), groups, size, generator=generator)
+    q_BTHK = torch.randn(batch, rows, heads, size, generator=generator)
+    q_BTHK[torch.arange(rows) >= torch.tensor(counts)[:, None]] = torch.nan
+    keys_NRGK, values_NRGK = (each.to(device, dtype) for each in pages)
+    integers = (torch.tensor(each, dtype=index, device=device) for each in (starts, counts))
+    return Case(q_BTHK.to(device, dtype), keys_NRGK, values_NRGK, table_BP.to(device, index), *integers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "groups", "size", "page_rows"), [(4, 4, 8, 4), (4, 2, 24, 16), (8, 2, 9, 32), (3, 1, 128, 32)]
+)
+@pytest.mark.parametrize(
+    ("rows", "starts", "counts"),
+    [
+        (1, [0, 63, 64, 141, 30], [1, 1, 1, 1, 0]),
+        (7, [0, 3, 60, 90, 5], [7, 1, 6, 7, 0]),
+        (20, [0, 70], [20, 19]),
+    ],
+)
+def test_agrees_with_the_twin(
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    groups: int,
+    size: int,
+    page_rows: int,
+    rows: int,
+    starts: list[int],
+    counts: list[int],
+) -> None:
+    case = make_case(
+        device, starts, counts, rows=rows, heads=heads, groups=groups, size=size, page_rows=page_rows, dtype=dtype
+    )
+    case.check(case.run())
+
+
+def test_integers_may_be_int32_and_the_table_part_of_a_wider_one(device: torch.device) -> None:
+    case = make_case(device, [5, 40], [3, 2], rows=3, index=torch.int32)
+    case.table_BP = torch.cat([case.table_BP, torch.full_like(case.table_BP, -1)], 1)[:, : case.table_BP.shape[1]]
+    case.check(case.run())
+
+
+def test_pages_behind_a_sequence_are_never_read(device: torch.device) -> None:
+    case = make_case(device, [5, 40], [3, 2], rows=3)
+    expected = case.run()
+    used_B1 = -(-(case.starts_B + case.counts_B) // case.keys_NRGK.shape[1])[:, None]
+    behind_BP = torch.arange(case.table_BP.shape[1], device=device) >= used_B1
+    assert behind_BP.any()
+    case.table_BP = case.table_BP.masked_fill(behind_BP, 2**40)
+    assert torch.equal(case.run(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_split_context_gives_what_a_whole_one_does(
+    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(device, [0, 126, 127, 128, 300, 9], [1, 1, 1, 1, 1, 0], groups=1, dtype=dtype)
+    assert kernels._splits(6, case.table_BP.shape[1] * 16) == 4
+    split = case.run()
+    case.check(split)
+    monkeypatch.setattr(kernels, "MOST_SPLITS", 1)
+    torch.testing.assert_close(split, case.run(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_splits_fill_the_device_and_no_more() -> None:
+    assert kernels._splits(1024, 8192) == 1
+    assert kernels._splits(256, 8192) == 4
+    assert kernels._splits(8, 8192) == 16
+    assert kernels._splits(8, 128) == 1
+    assert kernels._splits(8, 600) == 8
+
+
+@pytest.mark.parametrize(
+    ("rows", "starts", "counts"), [(1, [0, 290, 64, 141], [1, 1, 1, 1]), (7, [0, 3, 60, 90], [7, 1, 6, 0])]
+)
+def test_neither_place_nor_company_changes_a_bit(
+    device: torch.device, rows: int, starts: list[int], counts: list[int]
+) -> None:
+    case = make_case(device, starts, counts, rows=rows, dtype=torch.bfloat16)
+    out = case.run()
+    order = [2, 0, 3, 1]
+    assert torch.equal(case.run(order), out[order])
+    assert torch.equal(case.run([1, 1, 1, 1]), out[[1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pieces_of_a_sequence_give_the_bits_of_the_whole(device: torch.device, dtype: torch.dtype) -> None:
+    whole = make_case(device, [0], [75], rows=80, dtype=dtype)
+    out_THK = whole.run()[0]
+    pieces = Case(
+        whole.q_BTHK.view(4, 20, *whole.q_BTHK.shape[2:]),
+        whole.keys_NRGK,
+        whole.values_NRGK,
+        whole.table_BP.repeat(4, 1),
+        torch.tensor([0, 20, 40, 60], device=device),
+        torch.tensor([20, 20, 20, 15], device=device),
+    )
+    whole.check(out_THK[None])
+    assert kernels._blocks(dtype, 160) == kernels._blocks(dtype, 40)  # queries of the whole and of a piece
+    assert torch.equal(pieces.run().flatten(0, 1), out_THK)
+
+
+def test_a_wide_score_does_not_overflow(device: torch.device) -> None:
+    case = make_case(device, [200, 70], [1, 1])
+    case.q_BTHK *= 1e4
+    case.check(case.run())
+
+
+def test_a_view_is_refused(device: torch.device) -> None:
+    case = make_case(device, [4, 4], [2, 2], rows=2)
+    case.keys_NRGK = case.keys_NRGK.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="contiguous"):
+        case.run()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs 4.3 GB of a CUDA device")
+def test_pages_past_two_to_the_31_channels(device: torch.device) -> None:
+    page_rows, groups, size = 32, 8, 128
+    last = 2**31 // (page_rows * groups * size) + 1
+    pages_NRGK = torch.empty((last + 1, page_rows, groups, size), dtype=torch.bfloat16, device=device)
+    near = make_case(device, [20], [1], heads=32, groups=groups, size=size, page_rows=page_rows, dtype=torch.bfloat16)
+    pages_NRGK[last] = near.keys_NRGK[0]
+    near.values_NRGK = near.keys_NRGK
+    far = Case(near.q_BTHK, pages_NRGK, pages_NRGK, near.table_BP + last, near.starts_B, near.counts_B)
+    assert torch.equal(far.run(), near.run())
