@@ -75,7 +75,11 @@ class InstantCodec:
             for count in range(max_chunk_frames + 1)
         ]
 
+    kept: Sequence[int] = ()
+
     def start(self, row: int) -> None: ...
+
+    def copy(self, source: int, target: int) -> None: ...
 
     def prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None: ...
 

@@ -47,11 +47,19 @@ class DecodedChunk:
 class CodecRunner:
     """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode.
 
-    `chunk_sizes` are the sizes in frames that batches will have, the largest last, and `max_batch` their most streams.
+    `chunk_sizes` are the sizes in frames that batches will have, and `max_batch` their most streams. Behind the rows of
+    requests there are `kept_rows` more (`kept` has their numbers), to which and from which streams can be copied.
     """
 
     def __init__(
-        self, codec: Codec, *, rows: int, chunk_sizes: Sequence[int], max_batch: int, strict: bool = False
+        self,
+        codec: Codec,
+        *,
+        rows: int,
+        chunk_sizes: Sequence[int],
+        max_batch: int,
+        kept_rows: int = 0,
+        strict: bool = False,
     ) -> None:
         self.codec = codec
         self.chunk_sizes = tuple(sorted(set(chunk_sizes)))
@@ -67,7 +75,8 @@ class CodecRunner:
         else:
             self._rows, self._sizes = rows, batch_sizes(min(rows, max_batch))
         self._strict = strict
-        self._state = codec.new_decoder_state(self._rows, self.max_chunk_frames)
+        self.kept = range(self._rows, self._rows + kept_rows)
+        self._state = codec.new_decoder_state(self._rows + kept_rows, self.max_chunk_frames)
         self._inputs: dict[tuple[int, ...], StaticInput] = {}
 
     def start(self, row: int) -> None:
@@ -81,11 +90,22 @@ class CodecRunner:
             return
         nothing = np.zeros((0, codes_RFN.shape[2]), np.int64)
         with self._launcher.active():
+            if self.kept:
+                self._copy(0, self.kept[0])
             for size in reversed(self._sizes):
                 rows = list(range(size))
                 self._prime(rows, [nothing] * size)
                 for frames in reversed(self.chunk_sizes):
                     self._decode(rows, [0] * size, [0] * size, frames, codes_RFN)
+
+    def copy(self, source: int, target: int) -> None:
+        """Make the stream on row `target` go on where the one on `source` is."""
+        with self._launcher.active():
+            self._copy(source, target)
+
+    def _copy(self, source: int, target: int) -> None:
+        rows = self._put(np.array([[source], [target]], np.int64))
+        self._launcher.run("copy", lambda: self._state.copy(rows[0], rows[1]))
 
     def prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None:
         """Run a piece [F <= max_chunk_frames, N] of what each row's stream continues, and drop its audio."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
 from hocket.engine.job import Job
 from hocket.engine.loading import ChunkRunner, EngineParts
+from hocket.engine.primed_streams import PrimedStreams
 from hocket.engine.request import DecodeItem, FrameBatch
 from hocket.engine.runaway import LoopDetector
 from hocket.engine.scheduler import Scheduler
@@ -102,14 +103,22 @@ class CodecLane:
         self._meter = meter
         self._clock = clock
         self._in_flight: deque[SamplesInFlight] = deque()
+        self._kept = PrimedStreams(runner.kept)
         #: Those whose row has yet to hear the recording that they continue.
         self._priming: list[Job] = []
 
     def start(self, job: Job, row: int) -> None:
         """A new stream on `row`."""
         self._runner.start(row)
-        if job.needs_priming:
+        if not job.needs_priming:
+            return
+        kept = self._kept.find(job.prefix_codes)
+        if kept is None:
             self._priming.append(job)
+            return
+        self._runner.copy(kept, row)
+        job.primed = len(job.prefix_codes)
+        self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
 
     def prime(self) -> None:
         """Let the codec hear a chunk of the recordings that are being continued; as many streams as a batch takes."""
@@ -126,6 +135,9 @@ class CodecLane:
             job.primed += len(piece)
             if not job.needs_priming:
                 self._priming.remove(job)
+                place = self._kept.place(job.prefix_codes)
+                if place is not None:
+                    self._runner.copy(job.in_scheduler.row, place)
                 self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
 
     def decode(self, codes_RFN: Tensor, *, wait: bool) -> list[tuple[DecodeItem, DecodedChunk]]:

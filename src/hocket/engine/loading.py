@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -53,7 +54,10 @@ class ChunkRunner(Protocol):
 
     @property
     def max_chunk_frames(self) -> int: ...
+    @property
+    def kept(self) -> Sequence[int]: ...
     def start(self, row: int) -> None: ...
+    def copy(self, source: int, target: int) -> None: ...
     def prime(self, rows: list[int], pieces: list[NDArray[np.int64]]) -> None: ...
     def launch(self, batch: DecodeBatch, codes_RFN: Tensor) -> SamplesInFlight: ...
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]: ...
@@ -148,6 +152,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
             rows=config.rows,
             chunk_sizes=config.chunks.sizes,
             max_batch=config.chunks.max_batch,
+            kept_rows=config.kept_streams,
             strict=config.strict,
         )
         references = ReferenceEncoder(

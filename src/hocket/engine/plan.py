@@ -57,7 +57,7 @@ def plan_memory(
     ring_bytes = 0
     if codec is not None:
         rows = max(config.rows, STRICT_STREAMS[device]) if config.strict else config.rows
-        ring_bytes = codec.state_bytes("decoder", rows, max(config.chunks.sizes))
+        ring_bytes = codec.state_bytes("decoder", rows + config.kept_streams, max(config.chunks.sizes))
         ring_bytes += codec.state_bytes("encoder", ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
         ring_bytes += sum(codec.state_bytes(way, 1, PIECE_FRAMES) for way in ("encoder", "decoder"))
     row_bytes = (config.rows + 1) * (

@@ -119,6 +119,9 @@ class StageRings:
     context: int
     tokens_per_frame: int
     capacity: int
+    #: [2, layers, rows, capacity, kv_heads, head_dim]: keys and values, in one piece so that a row is copied in one go.
+    storage: Tensor
+    #: Views of it.
     layers: tuple[RingKV, ...]
 
     @classmethod
@@ -126,12 +129,10 @@ class StageRings:
         cls, spec: RingSpec, rows: int, max_chunk_frames: int, dtype: torch.dtype, device: torch.device
     ) -> StageRings:
         capacity = spec.capacity(max_chunk_frames)
-        shape = (rows, capacity, spec.kv_heads, spec.head_dim)
-        layers = tuple(
-            RingKV(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-            for _ in range(spec.layers)
-        )
-        return cls(spec.context_tokens, spec.tokens_per_frame, capacity, layers)
+        shape = (2, spec.layers, rows, capacity, spec.kv_heads, spec.head_dim)
+        storage = torch.empty(shape, dtype=dtype, device=device)
+        layers = tuple(RingKV(keys, values) for keys, values in zip(*storage, strict=True))
+        return cls(spec.context_tokens, spec.tokens_per_frame, capacity, storage, layers)
 
     def window(self, rows_B: Tensor, offsets_B: Tensor, frames: int) -> RingWindow:
         """What the next `frames` frames of the rows need, after `offsets_B` frames."""
@@ -188,12 +189,19 @@ class CodecState:
     @property
     def nbytes(self) -> int:
         """Bytes of all rings and tails."""
-        rings = (ring for stage in self.stages if stage is not None for ring in stage.layers)
-        return self.tails.nbytes + sum(ring.keys.nbytes + ring.values.nbytes for ring in rings)
+        return self.tails.nbytes + sum(stage.storage.nbytes for stage in self.stages if stage is not None)
 
     def reset(self, rows_B: Tensor) -> None:
         """Starts new streams on these rows. Old keys and tails stay in memory and are never read."""
         self.offsets.index_fill_(0, rows_B, 0)
+
+    def copy(self, sources_B: Tensor, targets_B: Tensor) -> None:
+        """Makes the streams on `targets_B` (distinct) go on where those on `sources_B` are."""
+        for stage in self.stages:
+            if stage is not None:
+                stage.storage.index_copy_(2, targets_B, stage.storage.index_select(2, sources_B))
+        for state in (self.tails, self.offsets):
+            state.index_copy_(0, targets_B, state.index_select(0, sources_B))
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:
         """Counts `frames` valid frames ([B] or one number) on distinct rows."""

@@ -1,0 +1,227 @@
+"""What the GPU benchmarks share: times of device work, and reports that keep what was measured when something fails."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+#: What one H200 gives: a large copy, bytes read and written together; a bf16 matrix product of 8192 cubed on random data.
+BYTES_PER_SECOND = 4.3e12
+FLOPS = {torch.bfloat16: 790e12, torch.float8_e4m3fn: 2 * 790e12}
+#: Of an H200, whose L2 holds 60 MB: buffers that are used in turn must be larger together.
+COLD_BYTES = 150e6
+
+
+def import_hocket() -> None:
+    """Find Hocket, installed or beside this folder. Leaves with a line that names what is missing."""
+    try:
+        importlib.import_module("hocket")
+    except ModuleNotFoundError:
+        sys.path.insert(0, str(ROOT / "src"))
+    try:
+        importlib.import_module("hocket.bench.engine")
+    except ModuleNotFoundError as error:
+        sys.exit(f"the package {error.name!r} is missing here; install it (pip install {error.name}) and run this again")
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """With the options that every GPU benchmark has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write all figures here, after every measurement")
+    parser.add_argument("--resume", action="store_true", help="measure only what the --json file does not have yet")
+    parser.add_argument("--device", default="cuda", help="cuda (cuda:N), or cpu to try the script itself")
+    return parser
+
+
+def device_of(name: str) -> torch.device:
+    """The device to measure; leaves with one line when it is not there."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            sys.exit("PyTorch sees no GPU here; --device cpu tries the script itself")
+        torch.cuda.set_device(device)
+    else:
+        print("Device cpu: this tries the script itself. Nothing below says anything about a GPU.", flush=True)
+    return device
+
+
+def numbers(text: str) -> list[int]:
+    """ "1,16,64" as numbers, for argparse."""
+    return [int(part) for part in text.split(",")]
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Card, versions, command, date."""
+    found: dict[str, Any] = {"device": str(device), "gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        found |= {"gpu": card.name, "processors": card.multi_processor_count, "memory_gb": round(card.total_memory / 1e9)}
+    for package in ("triton", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    found["python"] = sys.version.split()[0]
+    found["command"] = " ".join(["python", *(argument for argument in sys.argv if argument != "--resume")])
+    found["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    return found
+
+
+class Report:
+    """Figures by name, written after each one.
+
+    What fails is noted with its traceback, and the rest goes on. An error that leaves the device unusable for this
+    process (an illegal access does) starts the script again behind what failed, if there is a file to go on from.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
+        self._path: Path | None = arguments.json
+        self._device = device
+        self._began = time.perf_counter()
+        self.document: dict[str, Any] = {**facts(device), "seconds": 0.0, "failed": {}, "figures": {}}
+        if self._path is not None and self._path.exists() and not self._path.is_file():
+            sys.exit(f"--json {str(self._path)!r} is no file; give another")
+        if self._path is not None and not self._path.parent.is_dir():
+            sys.exit(f"--json: there is no folder {str(self._path.parent)!r}; make it")
+        if arguments.resume and self._path is not None and self._path.is_file():
+            earlier = json.loads(self._path.read_text())
+            self.document |= {"figures": earlier["figures"], "failed": earlier["failed"]}
+            self._began -= earlier["seconds"]
+        self._save()
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return self.document["figures"]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        return self.document["failed"]
+
+    def measure(self, name: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns, noted under `name`; None where it fails, now or before."""
+        if name in self.figures or name in self.failed:
+            return self.figures.get(name)
+        # Noted first: a crash of the process must not meet it again.
+        self.failed[name] = "it ended the process"
+        self._save()
+        try:
+            result = work()
+        except Exception as error:
+            self.failed[name] = f"{type(error).__name__}: {error}"
+            self._save()
+            print(f"\nFAILED {name}\n{traceback.format_exc()}", flush=True)
+            # The traceback holds the failed work's tensors, which may fill the card.
+            traceback.clear_frames(error.__traceback__)
+            self._restart_if_dead()
+            return None
+        del self.failed[name]
+        self.figures[name] = result
+        self._save()
+        return result
+
+    def finish(self) -> int:
+        """The last line, and the exit code: 1 when something failed."""
+        self._save()
+        for name, why in self.failed.items():
+            print(f"FAILED {name}: {why.splitlines()[0][:200]}", flush=True)
+        where = f", written to {self._path}" if self._path else ""
+        print(f"{len(self.figures)} figures, {len(self.failed)} failed, {self.document['seconds']} s{where}", flush=True)
+        return 1 if self.failed else 0
+
+    def _save(self) -> None:
+        self.document["seconds"] = round(time.perf_counter() - self._began, 1)
+        if self._path is not None:
+            beside = self._path.with_name(self._path.name + ".part")
+            beside.write_text(json.dumps(self.document, indent=1) + "\n")
+            beside.replace(self._path)
+
+    def _restart_if_dead(self) -> None:
+        if self._device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+            graph = torch.cuda.CUDAGraph()
+            x = torch.zeros(16, device=self._device)
+            with torch.cuda.graph(graph):
+                x += 1
+            graph.replay()
+            torch.cuda.synchronize(self._device)
+        except Exception as error:
+            print(f"the device is unusable for this process now ({error})", flush=True)
+            if self._path is None:
+                sys.exit("give --json FILE, and the rest is measured by a new process")
+            # The flags of the interpreter (-u, -X ...) stay.
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--resume"])
+
+
+def time_us(call: Callable[[], object], device: torch.device, *, least_ms: float = 10.0, repeats: int = 7) -> float:
+    """Microseconds of one `call`: the median of `repeats` runs, each of as many calls as take `least_ms`.
+
+    Device time on the current stream, so calls must keep the device busy: replay a graph.
+    """
+    measure = _device_us if device.type == "cuda" else _host_us
+    call()
+    measure(call, 1)
+    roughly = max(measure(call, 2), 0.1)
+    count = max(1, min(2000, round(1e3 * least_ms / roughly)))
+    measure(call, count)
+    found = sorted(measure(call, count) for _ in range(repeats))
+    return found[repeats // 2]
+
+
+def graph_us(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
+    """Microseconds of one of `calls`, recorded one after another in one CUDA graph; on a CPU they are just called.
+
+    What they return stays, so that results lie apart as the inputs do.
+    """
+    for call in calls:
+        call()
+    if device.type != "cuda":
+        return time_us(lambda: [call() for call in calls], device, least_ms=1.0, repeats=3) / len(calls)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        kept = [call() for call in calls]
+    took = time_us(graph.replay, device) / len(calls)
+    del kept
+    return took
+
+
+def turns(nbytes: float, most: int = 256) -> int:
+    """Sets of buffers of `nbytes` to use in turn, so that none is in the cache when it is used again."""
+    return max(2, min(most, -(-int(COLD_BYTES) // max(1, int(nbytes)))))
+
+
+def _device_us(call: Callable[[], object], count: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return 1e3 * float(begin.elapsed_time(end)) / count
+
+
+def _host_us(call: Callable[[], object], count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return 1e6 * (time.perf_counter() - begin) / count
+
+
+def floor_us(nbytes: float, flops: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> float:
+    """No version is faster by much: the bytes that must move, or the operations, whichever takes longer."""
+    return 1e6 * max(nbytes / BYTES_PER_SECOND, flops / FLOPS[dtype])

@@ -1,0 +1,67 @@
+"""Codec streams that have heard a recording are kept for the next request that continues it."""
+
+from __future__ import annotations
+
+import numpy as np
+from tiny_engine import STRICT, Listener, engine, patient_talker
+
+from hocket.config import EngineConfig
+from hocket.core import SpeechRequest
+from hocket.engine.primed_streams import PrimedStreams
+
+VOICES = [np.random.default_rng(i).integers(0, 16, (18 + i, 12)) for i in range(3)]
+
+
+def requests() -> list[SpeechRequest]:
+    return [
+        SpeechRequest(
+            text=f"Text {i}.", reference=VOICES[i % 3], reference_text="So.", seed=i, max_frames=9, min_frames=3
+        )
+        for i in range(12)
+    ]
+
+
+def hear(config: EngineConfig) -> tuple[Listener, list[bytes], int]:
+    listener = Listener(engine(config, patient_talker()))
+    runner = listener.engine._parts.codec
+    assert runner is not None
+    primed = 0
+    prime = runner.prime
+
+    def counting(rows: list[int], pieces: list[np.ndarray]) -> None:
+        nonlocal primed
+        primed += sum(map(len, pieces))
+        prime(rows, pieces)
+
+    runner.prime = counting  # type: ignore[method-assign]
+    names = []
+    for request in requests():
+        names.append(listener.add(request))
+        for _ in range(4):
+            listener.step()
+    listener.run()
+    return listener, [listener.heard[name].all_samples.tobytes() for name in names], primed
+
+
+def test_speech_is_the_same_and_recordings_are_heard_once() -> None:
+    config = STRICT.model_copy(update={"rows": 2})
+    _, without, heard = hear(config)
+    assert heard == 4 * sum(map(len, VOICES))
+    _, kept, heard = hear(config.model_copy(update={"kept_streams": 3}))
+    assert kept == without
+    assert heard == sum(map(len, VOICES))
+    _, some, heard_again = hear(config.model_copy(update={"kept_streams": 1}))
+    assert some == without
+    assert heard_again > heard
+
+
+def test_the_least_recently_used_goes() -> None:
+    kept = PrimedStreams([5, 6])
+    assert kept.find(VOICES[0]) is None
+    first, second = kept.place(VOICES[0]), kept.place(VOICES[1])
+    assert {first, second} == {5, 6}
+    assert kept.place(VOICES[0]) is None, "it is there already"
+    assert kept.find(VOICES[0]) == first
+    assert kept.place(VOICES[2]) == second
+    assert kept.find(VOICES[1]) is None
+    assert PrimedStreams([]).place(VOICES[0]) is None
