@@ -65,4 +65,4 @@ def test_kernels_speak_as_plain_pytorch_does(
     for one, plain in zip(heard, speak(family, requests(family), torch.device("cpu")), strict=True):
         assert len(plain.codes) >= 5
         assert np.array_equal(one.codes, plain.codes)
-        np.testing.assert_allclose(one.samples, plain.samples, atol=2e-5, rtol=1e-3)
+        np.testing.assert_allclose(one.samples, plain.samples, atol=1e-4, rtol=1e-3)

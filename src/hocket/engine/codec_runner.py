@@ -90,8 +90,6 @@ class CodecRunner:
             return
         nothing = np.zeros((0, codes_RFN.shape[2]), np.int64)
         with self._launcher.active():
-            if self.kept:
-                self._copy(0, self.kept[0])
             for size in reversed(self._sizes):
                 rows = list(range(size))
                 self._prime(rows, [nothing] * size)
@@ -101,11 +99,7 @@ class CodecRunner:
     def copy(self, source: int, target: int) -> None:
         """Make the stream on row `target` go on where the one on `source` is."""
         with self._launcher.active():
-            self._copy(source, target)
-
-    def _copy(self, source: int, target: int) -> None:
-        rows = self._put(np.array([[source], [target]], np.int64))
-        self._launcher.run("copy", lambda: self._state.copy(rows[0], rows[1]))
+            self._state.copy(source, target)
 
     def prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None:
         """Run a piece [F <= max_chunk_frames, N] of what each row's stream continues, and drop its audio."""

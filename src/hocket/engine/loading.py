@@ -27,6 +27,7 @@ from hocket.errors import ConfigError
 from hocket.models.checkpoint import resolve_checkpoint
 from hocket.models.extras import Extras
 from hocket.models.family import Codec, LoadedTalker, PromptBuilder
+from hocket.models.fp8 import check_fp8_device, quantize_models
 from hocket.models.layers import lay_out_for_cpu
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
 from hocket.prompt.text_front import TextFront
@@ -126,6 +127,11 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
         _check_pair(model, codec)
         _check_reference_length(config, codec)
     device = next(model.talker.parameters()).device
+    if config.quantize == "fp8":
+        check_fp8_device(device)
+        quantize_models(model.talker, codec)
+        # K/V gets the room that the old weights took.
+        torch.cuda.empty_cache()
     voice = model.voice_encoder
     weights = [
         *(*model.talker.parameters(), *(voice.parameters() if voice else ())),
@@ -134,6 +140,9 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     weight_bytes = sum(tensor.nbytes for tensor in weights)
     if device.type == "cpu":
         _settle_on_cpu(model, codec, config, weight_bytes)
+    else:
+        # float32 means float32: by default convolutions are rounded to 10 bits of mantissa.
+        torch.backends.cudnn.allow_tf32 = False
     plan = plan_memory(
         config,
         talker,

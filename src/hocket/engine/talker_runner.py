@@ -88,6 +88,7 @@ class TalkerRunner:
         self._texts_RF = per_row(max_frames, dtype=torch.int32)
         self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int32)
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
+        self._true = torch.ones((), dtype=torch.bool, device=self._device)
         self._inputs: dict[tuple[str, tuple[int, ...]], StaticInput] = {}
         #: Of all rows, the scratch row's last.
         self._table = StaticInput((rows + 1, -(-max_frames // page_rows)), self._device, torch.int32)
@@ -255,7 +256,8 @@ class TalkerRunner:
             stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, seen_BNV)
             self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
             if has_penalty:
-                self._seen_RNV[rows_B[:, None], self._codebooks_N, codes_BN] = True
+                # A tensor: setting `True` would copy it from the host.
+                self._seen_RNV.index_put_((rows_B[:, None], self._codebooks_N, codes_BN), self._true)
             return torch.cat([stop_B[:, None].long(), codes_BN], 1)
 
         return self._launcher.run(("draw", places.shape[1], has_penalty), draw)

@@ -93,6 +93,7 @@ def depth_attention(
         past,
         block,
         num_warps=warps,
+        enable_fp_fusion=False,  # or a product and the sum become one bfloat16 operation with one rounding
     )
     return out_BE
 

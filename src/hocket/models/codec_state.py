@@ -195,13 +195,13 @@ class CodecState:
         """Starts new streams on these rows. Old keys and tails stay in memory and are never read."""
         self.offsets.index_fill_(0, rows_B, 0)
 
-    def copy(self, sources_B: Tensor, targets_B: Tensor) -> None:
-        """Makes the streams on `targets_B` (distinct) go on where those on `sources_B` are."""
+    def copy(self, source: int, target: int) -> None:
+        """Makes the stream on row `target` go on where the one on `source` is."""
         for stage in self.stages:
             if stage is not None:
-                stage.storage.index_copy_(2, targets_B, stage.storage.index_select(2, sources_B))
+                stage.storage[:, :, target].copy_(stage.storage[:, :, source])
         for state in (self.tails, self.offsets):
-            state.index_copy_(0, targets_B, state.index_select(0, sources_B))
+            state[target].copy_(state[source])
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:
         """Counts `frames` valid frames ([B] or one number) on distinct rows."""

@@ -1,0 +1,112 @@
+"""What runners record is replayed as it was: inputs must come from where they were then, and nothing else may matter.
+
+A CPU has no graphs; here a replay is a call of the very function that was recorded, with all that it had closed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tiny_engine
+import torch
+from numpy.typing import NDArray
+from tiny_engine import EAGER, Listener, engine
+
+from hocket.config import ChunkPolicy, EngineConfig
+from hocket.core import Sampling, SpeechRequest
+from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
+
+CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=5, min_batch=1, max_wait_ms=0.0)
+CONFIG = EAGER.model_copy(update={"rows": 5, "chunks": CHUNKS, "kept_streams": 2, "max_context_rows": 256})
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
+    """The keys that were recorded."""
+    programs: dict[tuple[int, Hashable], Callable[[], object]] = {}
+    keys: list[Hashable] = []
+
+    def run(self: Launcher, key: Hashable, program: Callable[[], object]) -> object:
+        if (id(self), key) not in programs:
+            keys.append(key)
+        return programs.setdefault((id(self), key), program)()
+
+    monkeypatch.setattr(Launcher, "records", property(lambda self: True))
+    monkeypatch.setattr(Launcher, "run", run)
+    return keys
+
+
+def requests() -> list[SpeechRequest]:
+    voice = np.random.default_rng(0).integers(0, 16, (13, 12))
+    penalties = (1.0, 1.0, 1.3)
+    return [
+        SpeechRequest(
+            text="Some words. " * (1 + i % 2),
+            seed=i,
+            max_frames=40 + i % 7,
+            sampling=Sampling(repetition_penalty=penalties[i % 3]),
+            reference=None if i % 2 else voice,
+            reference_text=None if i % 2 else "So.",
+        )
+        for i in range(12)
+    ]
+
+
+def hear(config: EngineConfig) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]], int]:
+    listener = Listener(engine(config, tiny_engine.endless_talker()))
+    names = []
+    for request in requests():
+        names.append(listener.add(request))
+        listener.step()
+    listener.run()
+    heard = [listener.heard[name] for name in names]
+    preemptions = listener.engine.stats().scheduler.preemptions
+    return [one.all_codes for one in heard], [one.all_samples for one in heard], preemptions
+
+
+@pytest.mark.parametrize("kv_rows", [None, 256])
+def test_replays_speak_as_calls_do(
+    recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch, kv_rows: int | None
+) -> None:
+    config = CONFIG.model_copy(update={"kv_rows": kv_rows})
+    codes, samples, preemptions = hear(config)
+    assert (preemptions > 0) == (kv_rows is not None)
+    assert {key[0] for key in recorded if isinstance(key, tuple)} == {"pages", "draw", "advance", "decode", "prime"}
+    monkeypatch.undo()
+    plain_codes, plain_samples, _ = hear(config)
+    assert all(map(np.array_equal, codes, plain_codes))
+    for one, plain in zip(samples, plain_samples, strict=True):
+        np.testing.assert_allclose(one, plain, atol=2e-5)
+
+
+def test_everything_is_recorded_before_the_first_request(recorded: list[Hashable]) -> None:
+    speaking = Listener(engine(CONFIG, tiny_engine.patient_talker()))
+    before = len(recorded)
+    assert before
+    for request in requests():
+        speaking.add(request)
+    speaking.run()
+    assert len(recorded) == before
+
+
+def test_sizes_of_batches() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(12) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12]
+    for most in range(1, 300):
+        sizes = batch_sizes(most)
+        assert sizes[-1] == most
+        assert sizes == sorted(set(sizes))
+        assert all(larger <= 1.25 * smaller + 1 for smaller, larger in pairwise(sizes))
+
+
+def test_an_input_stays_where_it_is() -> None:
+    place = StaticInput((2, 3), torch.device("cpu"))
+    tensor = place.tensor
+    for value in (1, 2, 3):
+        place.put(np.full((2, 3), value))
+        assert tensor.tolist() == [[value] * 3] * 2
+    with pytest.raises(ValueError, match="shape"):
+        place.put(np.zeros((3, 3), np.int64))

@@ -1,0 +1,80 @@
+"""The pass behind an FP8 product, and a whole quantised talker on kernels, against their plain twins."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from tests.kernels.close import assert_close
+
+from hocket.bench.fp8_error import relative_error
+from hocket.kernels import ops, reference, scale_product
+from hocket.models.fp8 import Fp8Linear, Rows8, quantize_blocks
+from hocket.models.moss_local.talker import MossLocalTalker
+from hocket.models.registry import load_talker
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def _some(*shape: int, device: torch.device, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (7, 48), (3, 2576)])
+def test_scale_product(rows: int, width: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    product_MN = (1e4 * _some(rows, width, device=device, seed=0)).to(dtype)
+    scale_M1 = _some(rows, 1, device=device, seed=1).abs() * 1e-3
+    scale_N = _some(width, device=device, seed=2).abs() * 1e-2
+    bias_N = _some(width, device=device, seed=3).to(dtype) if has_bias else None
+    arguments = (product_MN, scale_M1, scale_N, bias_N)
+    assert_close(scale_product.scale_product(*arguments), reference.scale_product(*arguments))
+
+
+def test_a_row_does_not_know_its_neighbours(device: torch.device) -> None:
+    product_MN, scale_M1 = _some(5, 1040, device=device, seed=0), _some(5, 1, device=device, seed=1)
+    scale_N = _some(1040, device=device, seed=2)
+    order = torch.tensor([3, 0, 4, 1, 2], device=device)
+    out_MN = scale_product.scale_product(product_MN, scale_M1, scale_N, None)
+    assert torch.equal(scale_product.scale_product(product_MN[order], scale_M1[order], scale_N, None), out_MN[order])
+
+
+#: The last is a decode step's widest product: many inputs, few rows.
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 48), (3, 96, 16), (33, 160, 320), (5, 9728, 2560)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_fp8_layer(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Against the same 8-bit numbers in float32; sums of the GPU's FP8 units are short of float32 by some 10 bits."""
+    plain = nn.Linear(inputs, outputs, dtype=dtype, device=device).requires_grad_(False)
+    plain.weight.copy_(_some(outputs, inputs, device=device, seed=0) / inputs**0.5)
+    plain.bias.copy_(_some(outputs, device=device, seed=1))
+    layer = Fp8Linear(plain)
+    with torch.inference_mode():
+        row8 = Rows8.of(_some(rows, inputs, device=device, seed=2).to(dtype))
+        found_MN = layer(row8)
+    wanted_MN = (row8.values.float() * row8.scales) @ (layer.weight8.float() * layer.scale_N[:, None]).t() + plain.bias
+    assert found_MN.dtype == dtype
+    assert found_MN.shape == (rows, outputs)
+    assert relative_error(found_MN, wanted_MN) < 4e-3
+
+
+def test_a_quantised_talker_on_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels and twins may round an FP8 value to different sides; that moves little, a wrong scale would move all."""
+    talker = copy.deepcopy(load_talker(GOLDEN / "local_tiny", device=device, dtype=torch.float32).talker)
+    assert isinstance(talker, MossLocalTalker)
+    x_BTD = 0.1 * _some(2, 5, talker.config.hidden_size, device=device, seed=0)
+    with torch.inference_mode():
+        exact = talker.backbone(x_BTD), talker.depth(x_BTD)
+        quantize_blocks(talker, "talker")
+        monkeypatch.setattr(ops, "use_kernels", lambda x: False)
+        plain = talker.backbone(x_BTD), talker.depth(x_BTD)
+        monkeypatch.setattr(ops, "use_kernels", lambda x: True)
+        on_kernels = talker.backbone(x_BTD), talker.depth(x_BTD)
+    for found, twin, wanted in zip(on_kernels, plain, exact, strict=True):
+        assert relative_error(found, twin) < 0.01 < relative_error(twin, wanted) < 0.2
