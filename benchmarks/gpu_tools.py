@@ -1,4 +1,7 @@
-"""What the GPU benchmarks share: times of device work, and reports that keep what was measured when something fails."""
+"""What the GPU benchmarks share: times of device work, and reports that keep what was measured when something fails.
+
+Importing it finds Hocket, installed or in the folder beside this one.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,21 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+_T = TypeVar("_T")
 ROOT = Path(__file__).resolve().parent.parent
-#: What one H200 gives: a large copy, bytes read and written together; a bf16 matrix product of 8192 cubed on random data.
+#: What one H200 gives: a large copy, bytes read and written together; a bf16 matrix product of 8192 cubed.
 BYTES_PER_SECOND = 4.3e12
 FLOPS = {torch.bfloat16: 790e12, torch.float8_e4m3fn: 2 * 790e12}
 #: Of an H200, whose L2 holds 60 MB: buffers that are used in turn must be larger together.
 COLD_BYTES = 150e6
 
 
-def import_hocket() -> None:
-    """Find Hocket, installed or beside this folder. Leaves with a line that names what is missing."""
+def _import_hocket() -> None:
+    """Leaves with a line that names what is missing."""
     try:
         importlib.import_module("hocket")
     except ModuleNotFoundError:
@@ -34,7 +38,9 @@ def import_hocket() -> None:
     try:
         importlib.import_module("hocket.bench.engine")
     except ModuleNotFoundError as error:
-        sys.exit(f"the package {error.name!r} is missing here; install it (pip install {error.name}) and run this again")
+        sys.exit(
+            f"the package {error.name!r} is missing here; install it (pip install {error.name}) and run this again"
+        )
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -68,7 +74,11 @@ def facts(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {"device": str(device), "gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
-        found |= {"gpu": card.name, "processors": card.multi_processor_count, "memory_gb": round(card.total_memory / 1e9)}
+        found |= {
+            "gpu": card.name,
+            "processors": card.multi_processor_count,
+            "memory_gb": round(card.total_memory / 1e9),
+        }
     for package in ("triton", "numpy"):
         try:
             found[package] = version(package)
@@ -110,15 +120,35 @@ class Report:
     def failed(self) -> dict[str, str]:
         return self.document["failed"]
 
+    def knows(self, *names: str) -> bool:
+        """Whether all of these have been measured, or have failed."""
+        return all(name in self.figures or name in self.failed for name in names)
+
     def measure(self, name: str, work: Callable[[], Any]) -> Any:
-        """What `work` returns, noted under `name`; None where it fails, now or before."""
-        if name in self.figures or name in self.failed:
+        """The figure that `work` returns, noted under `name`; None where it fails, now or before.
+
+        A figure that is a dictionary may say under "wrong" what about it is not as it should be: it has failed, too.
+        """
+        if self.knows(name):
             return self.figures.get(name)
-        # Noted first: a crash of the process must not meet it again.
+        figure = self.attempt(name, work)
+        if figure is not None:
+            self.figures[name] = figure
+            if isinstance(figure, dict) and figure.get("wrong"):
+                self.failed[name] = "; ".join(figure["wrong"])
+                print(f"WRONG {name}: {self.failed[name]}", flush=True)
+            self._save()
+        return figure
+
+    def attempt(self, name: str, work: Callable[[], _T]) -> _T | None:
+        """What `work` makes, which is no figure; None where it fails, now or before."""
+        if name in self.failed:
+            return None
+        # Noted first: should it end the process, a new one must not meet it again.
         self.failed[name] = "it ended the process"
         self._save()
         try:
-            result = work()
+            made = work()
         except Exception as error:
             self.failed[name] = f"{type(error).__name__}: {error}"
             self._save()
@@ -128,9 +158,7 @@ class Report:
             self._restart_if_dead()
             return None
         del self.failed[name]
-        self.figures[name] = result
-        self._save()
-        return result
+        return made
 
     def finish(self) -> int:
         """The last line, and the exit code: 1 when something failed."""
@@ -138,7 +166,9 @@ class Report:
         for name, why in self.failed.items():
             print(f"FAILED {name}: {why.splitlines()[0][:200]}", flush=True)
         where = f", written to {self._path}" if self._path else ""
-        print(f"{len(self.figures)} figures, {len(self.failed)} failed, {self.document['seconds']} s{where}", flush=True)
+        print(
+            f"{len(self.figures)} figures, {len(self.failed)} failed, {self.document['seconds']} s{where}", flush=True
+        )
         return 1 if self.failed else 0
 
     def _save(self) -> None:
@@ -200,6 +230,20 @@ def graph_us(calls: Sequence[Callable[[], object]], device: torch.device) -> flo
     return took
 
 
+def kernels_us(call: Callable[[], object], device: torch.device, *, calls: int = 3) -> dict[str, tuple[float, int]]:
+    """Microseconds and launches of each kernel in one `call`, the longest first, as the profiler saw them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize(device)
+    found = [event for event in seen.key_averages() if event.self_device_time_total > 0]
+    found.sort(key=lambda event: event.self_device_time_total, reverse=True)
+    return {event.key: (round(event.self_device_time_total / calls, 2), event.count // calls) for event in found}
+
+
 def turns(nbytes: float, most: int = 256) -> int:
     """Sets of buffers of `nbytes` to use in turn, so that none is in the cache when it is used again."""
     return max(2, min(most, -(-int(COLD_BYTES) // max(1, int(nbytes)))))
@@ -225,3 +269,6 @@ def _host_us(call: Callable[[], object], count: int) -> float:
 def floor_us(nbytes: float, flops: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> float:
     """No version is faster by much: the bytes that must move, or the operations, whichever takes longer."""
     return 1e6 * max(nbytes / BYTES_PER_SECOND, flops / FLOPS[dtype])
+
+
+_import_hocket()

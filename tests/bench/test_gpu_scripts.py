@@ -1,4 +1,4 @@
-"""The scripts that a person runs on a GPU, tried on a CPU and tiny models: they must not fail there for want of a try."""
+"""The scripts that a person runs on a GPU, tried on a CPU and tiny models, so that no GPU time is lost to slips."""
 
 from __future__ import annotations
 

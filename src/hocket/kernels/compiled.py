@@ -13,6 +13,7 @@ from hocket.kernels import (
     ring_attention,
     rotary,
     sampler,
+    scale_product,
     snake,
 )
 
@@ -29,6 +30,7 @@ KERNELS: dict[Callable[..., object], Callable[..., object]] = {
     reference.silu_mul: elementwise.silu_mul,
     reference.silu_mul_fp8: elementwise.silu_mul_fp8,
     reference.quantize_rows: elementwise.quantize_rows,
+    reference.scale_product: scale_product.scale_product,
     reference.embed_sum: elementwise.embed_sum,
     reference.norm_rotate_append: rotary.norm_rotate_append,
     reference.paged_attention: paged_attention.paged_attention,

@@ -91,6 +91,12 @@ def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     return quantize_rows(silu_mul(gate_up))
 
 
+def scale_product(product_MN: Tensor, scale_M1: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+    """A product of two `quantize_rows`, in its dtype: scaled by both (float32) and with the bias, rounded once."""
+    scaled_MN = product_MN.float() * scale_M1 * scale_N
+    return (scaled_MN if bias_N is None else scaled_MN + bias_N.float()).to(product_MN.dtype)
+
+
 # ---- embeddings
 
 

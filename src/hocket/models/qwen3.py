@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
+from hocket.models.fp8 import Linear, QuantizableBlock, add_rms_norm_for, silu_mul_for
 from hocket.models.kv_cache import FrameKV, KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
 from hocket.models.layers import RMSNorm, RopeTables, half_rope_tables, rotate_halves
 from hocket.models.weights import WeightEntry
@@ -48,8 +49,8 @@ class Qwen3Attention(nn.Module):
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
         qkv_heads = config.heads + 2 * config.kv_heads
-        self.qkv_proj = nn.Linear(config.hidden_size, qkv_heads * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden_size, bias=False)
+        self.qkv_proj: Linear = nn.Linear(config.hidden_size, qkv_heads * config.head_dim, bias=False)
+        self.o_proj: Linear = nn.Linear(config.heads * config.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
@@ -83,11 +84,11 @@ class Qwen3MLP(nn.Module):
 
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up_proj: Linear = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj: Linear = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
 
-class Qwen3Layer(nn.Module):
+class Qwen3Layer(QuantizableBlock):
     """One pre-norm block; `Qwen3Backbone` runs it, since a residual sum and the norm after it are one operation."""
 
     def __init__(self, config: Qwen3BackboneConfig) -> None:
@@ -154,17 +155,15 @@ class Qwen3Backbone(nn.Module):
         return half_rope_tables(positions, self.config.head_dim, self.config.rope_theta, dtype)
 
     def _run(self, x_BTD: Tensor, attend: Attend) -> Tensor:
-        norms = [norm for layer in self.layers for norm in (layer.input_norm, layer.post_attention_norm)]
-        norms.append(self.norm)
-        h_BTD = ops.rms_norm(x_BTD, norms[0].weight, norms[0].eps)
+        delta_BTD: Tensor | None = None
         for index, layer in enumerate(self.layers):
             attention, mlp = layer.attention, layer.mlp
+            x_BTD, h_BTD = add_rms_norm_for(attention.qkv_proj, x_BTD, delta_BTD, layer.input_norm)
             delta_BTD = attention.o_proj(attend(attention.qkv_proj(h_BTD), attention, index))
-            after_attention, after_mlp = norms[2 * index + 1], norms[2 * index + 2]
-            x_BTD, h_BTD = ops.add_rms_norm(x_BTD, delta_BTD, after_attention.weight, after_attention.eps)
-            delta_BTD = mlp.down_proj(ops.silu_mul(mlp.gate_up_proj(h_BTD)))
-            x_BTD, h_BTD = ops.add_rms_norm(x_BTD, delta_BTD, after_mlp.weight, after_mlp.eps)
-        return h_BTD
+            x_BTD, h_BTD = add_rms_norm_for(mlp.gate_up_proj, x_BTD, delta_BTD, layer.post_attention_norm)
+            delta_BTD = mlp.down_proj(silu_mul_for(mlp.down_proj, mlp.gate_up_proj(h_BTD)))
+        assert delta_BTD is not None, "a backbone has layers"
+        return ops.add_rms_norm(x_BTD, delta_BTD, self.norm.weight, self.norm.eps)[1]
 
 
 def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:

@@ -125,10 +125,15 @@ class MossCodec(StreamingCodec):
     def _new_state(
         self, direction: Direction, specs: Sequence[StageSpec], rows: int, max_chunk_frames: int
     ) -> CodecState:
-        weight = next(layer.in_proj.weight for layer in self.modules() if isinstance(layer, CodecLayer))
+        layer = next(layer for layer in self.modules() if isinstance(layer, CodecLayer))
         rings = [spec.ring if isinstance(spec, TransformerSpec) else None for spec in specs]
         return CodecState.allocate(
-            direction, rings, rows=rows, max_chunk_frames=max_chunk_frames, dtype=weight.dtype, device=weight.device
+            direction,
+            rings,
+            rows=rows,
+            max_chunk_frames=max_chunk_frames,
+            dtype=layer.dtype,
+            device=layer.scale1.device,
         )
 
     def _stream(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hocket.kernels import ops
 from hocket.models.codec_state import RingWindow
+from hocket.models.fp8 import Linear, QuantizableBlock, compute_dtype
 from hocket.models.moss_codec.config import TransformerSpec
 
 LAYER_NORM_EPS = 1e-5
@@ -68,7 +69,7 @@ def rotate(x_BTKHD: Tensor, rotations: Rotations) -> Tensor:
     return torch.view_as_real(pairs * rotations.units).flatten(-2).to(x_BTKHD.dtype)
 
 
-class CodecLayer(nn.Module):
+class CodecLayer(QuantizableBlock):
     """Pre-norm attention and feed-forward, each scaled per channel before it joins the residual stream."""
 
     def __init__(self, spec: TransformerSpec, index: int) -> None:
@@ -77,13 +78,18 @@ class CodecLayer(nn.Module):
         self.index = index
         self.head_dim = spec.head_dim
         self.norm1 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
-        self.in_proj = nn.Linear(width, 3 * width, bias=False)
-        self.out_proj = nn.Linear(width, width, bias=False)
+        self.in_proj: Linear = nn.Linear(width, 3 * width, bias=False)
+        self.out_proj: Linear = nn.Linear(width, width, bias=False)
         self.scale1 = nn.Parameter(torch.full((width,), 0.01))
         self.norm2 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
-        self.ffn_in = nn.Linear(width, spec.ffn_dim, bias=False)
-        self.ffn_out = nn.Linear(spec.ffn_dim, width, bias=False)
+        self.ffn_in: Linear = nn.Linear(width, spec.ffn_dim, bias=False)
+        self.ffn_out: Linear = nn.Linear(spec.ffn_dim, width, bias=False)
         self.scale2 = nn.Parameter(torch.full((width,), 0.01))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of linears, attention and K/V."""
+        return compute_dtype(self.in_proj)
 
     def attend(self, qkv_BTE: Tensor, plan: AttentionPlan) -> Tensor:
         """[B, T, D] of stacked queries, keys and values [B, T, 3 D]; the window's rings are written."""
@@ -134,7 +140,7 @@ class CodecTransformer(nn.Module):
         """The layers on a float32 residual stream; joining it and the norm that follows are one operation."""
         layers = self.layers
         norm = layers[0].norm1
-        h_BTD = ops.layer_norm_to(x_BTD, norm.weight, norm.bias, norm.eps, layers[0].in_proj.weight.dtype)
+        h_BTD = ops.layer_norm_to(x_BTD, norm.weight, norm.bias, norm.eps, layers[0].dtype)
         for layer in layers:
             delta_BTD = layer.out_proj(layer.attend(layer.in_proj(h_BTD), plan))
             norm = layer.norm2

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
+from hocket.models.fp8 import Linear, QuantizableBlock
 from hocket.models.layers import RopeTables, pair_rope_tables, rotate_pairs
 
 
@@ -40,7 +41,7 @@ class DepthCache:
     rope: RopeTables
 
 
-class DepthBlock(nn.Module):
+class DepthBlock(QuantizableBlock):
     """One pre-norm block; its linears and norms have biases, and `qkv` is stored fused in the order q, k, v."""
 
     def __init__(self, config: DepthConfig) -> None:
@@ -48,11 +49,11 @@ class DepthBlock(nn.Module):
         size = config.hidden_size
         self.heads = config.heads
         self.attention_norm = nn.LayerNorm(size, config.norm_eps)
-        self.qkv_proj = nn.Linear(size, 3 * size)
-        self.o_proj = nn.Linear(size, size)
+        self.qkv_proj: Linear = nn.Linear(size, 3 * size)
+        self.o_proj: Linear = nn.Linear(size, size)
         self.mlp_norm = nn.LayerNorm(size, config.norm_eps)
-        self.up_proj = nn.Linear(size, config.intermediate_size)
-        self.down_proj = nn.Linear(config.intermediate_size, size)
+        self.up_proj: Linear = nn.Linear(size, config.intermediate_size)
+        self.down_proj: Linear = nn.Linear(config.intermediate_size, size)
 
     def whole(self, qkv_BPE: Tensor, rope: RopeTables) -> Tensor:
         """Attention [B, P, D] of a whole frame's positions, differentiable."""

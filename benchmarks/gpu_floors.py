@@ -1,0 +1,104 @@
+"""The least that a part of a model must do: bytes through memory, and operations; and what others took for it.
+
+A weight is read once in a batch, a key or value once by each row that sees it. The depth transformer's and predictor's
+weights are read in every position of a frame: they do not fit the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_tools import floor_us
+from torch import nn
+
+from hocket.models.family import Codec, Talker
+from hocket.models.moss_codec.codec import MossCodec
+from hocket.models.moss_codec.config import TransformerSpec
+from hocket.models.moss_local.talker import MossLocalTalker
+from hocket.models.qwen3 import Qwen3Backbone
+from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
+
+#: What the two tables below are about.
+MEASURED_MODEL = "moss-tts-local-v1.5"
+#: On one H200, bf16, 320 positions: the shortest plain PyTorch that does the arithmetic, in a CUDA graph.
+PLAIN_MS = {
+    "advance/128": 5.58,
+    "advance/256": 8.72,
+    "draw/1": 1.77,
+    "draw/128": 2.42,
+    "draw/256": 3.33,
+    "decode/8x1": 7.68,
+    "decode/8x15": 11.4,
+    "decode/32x15": 31.0,
+}
+#: What Hocket aims at, in the same setting: 2,400 audio seconds a second are 16 ms for 32 x 15 frames.
+TARGET_MS = {"advance/128": 4.2, "draw/128": 1.2, "decode/32x15": 16.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    nbytes: float
+    flops: float
+
+    @property
+    def floor_ms(self) -> float:
+        return floor_us(self.nbytes, self.flops) / 1e3
+
+
+def _matrices(module: nn.Module) -> tuple[int, int]:
+    """Elements and bytes of the weights of all linear layers: each element is two operations a row."""
+    weights = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
+    return sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights)
+
+
+def _backbone(talker: Talker) -> Qwen3Backbone:
+    backbone = talker.backbone
+    assert isinstance(backbone, Qwen3Backbone)
+    return backbone
+
+
+def advance_work(talker: Talker, rows: int, context: int) -> Work:
+    """A step of the backbone at `context` positions."""
+    backbone = _backbone(talker)
+    shape = backbone.config
+    elements, nbytes = _matrices(backbone)
+    item = nbytes // elements
+    kv_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * item * rows * context
+    attention = 4.0 * shape.layers * shape.heads * shape.head_dim * rows * context
+    return Work(nbytes + kv_bytes, 2.0 * elements * rows + attention)
+
+
+def pages_work(talker: Talker, pages: int, page_rows: int) -> Work:
+    """Prefill of `pages` whole pages; attention is left out, a hundredth of it."""
+    elements, nbytes = _matrices(_backbone(talker))
+    return Work(nbytes, 2.0 * elements * pages * page_rows)
+
+
+def draw_work(talker: Talker, rows: int) -> Work | None:
+    """All codes of a frame."""
+    config = talker.config
+    layers: nn.Module
+    if isinstance(talker, MossLocalTalker):
+        layers, steps, heads = talker.depth, config.n_vq, talker.audio_embedding.weight
+    elif isinstance(talker, Qwen3TtsTalker):
+        layers, steps, heads = talker.predictor.layers, config.n_vq - 1, talker.predictor.heads.weight
+    else:
+        return None
+    elements, nbytes = _matrices(layers)
+    return Work(nbytes * steps + heads.nbytes, 2.0 * rows * (elements * steps + heads.numel()))
+
+
+def decode_work(codec: Codec, streams: int, frames: int) -> Work | None:
+    """A chunk of every stream, all of whose rings are full; None for a codec of convolutions."""
+    if not isinstance(codec, MossCodec):
+        return None
+    nbytes, flops = 0.0, 0.0
+    for stage, spec in zip(codec.decoder, codec.config.decoder, strict=True):
+        if not isinstance(spec, TransformerSpec):
+            continue
+        elements, weight_bytes = _matrices(stage)
+        tokens = streams * frames * spec.tokens_per_frame
+        seen = streams * (spec.context_tokens - 1 + frames * spec.tokens_per_frame)
+        nbytes += weight_bytes + 2 * spec.layers * seen * spec.width * (weight_bytes // elements)
+        flops += 2.0 * elements * tokens + 4.0 * spec.layers * tokens * spec.context_tokens * spec.width
+    return Work(nbytes, flops)
