@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import PromptRows, ReferenceNeeds, ResolvedSampling, SpeechRequest
-from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
+from hocket.engine.codec_runner import DecodedChunk, Place, SamplesInFlight
 from hocket.engine.engine import Engine
 from hocket.engine.loading import AudioFormat, EngineParts
 from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
@@ -44,7 +44,6 @@ class InstantTalker:
     """Makes random codes and never stops."""
 
     def __init__(self, rows: int) -> None:
-        self.codes_RFN = torch.zeros(rows + 1, 1, N_VQ, dtype=torch.int16)
         codes = np.random.default_rng(0).integers(0, 1024, (64, rows, N_VQ))
         self._codes = [codes[:, :count] for count in range(rows + 1)]
         self._stops = [[False] * count for count in range(rows + 1)]
@@ -67,7 +66,7 @@ class InstantCodec:
     """Hands out the same loud samples for every chunk."""
 
     def __init__(self, max_chunk_frames: int) -> None:
-        self.max_chunk_frames = max_chunk_frames
+        self.hearing_sizes = (max_chunk_frames,)
         samples_CS = np.full((2, max_chunk_frames * FRAME_SAMPLES), 0.1, np.float32)
         power_F = np.full(max_chunk_frames, 0.01, np.float32)
         self._chunks = [
@@ -75,15 +74,16 @@ class InstantCodec:
             for count in range(max_chunk_frames + 1)
         ]
 
-    kept: Sequence[int] = ()
+    kept = 0
+    hearing_slots = 4
 
-    def start(self, row: int) -> None: ...
+    def start(self, place: Place) -> None: ...
 
-    def copy(self, source: int, target: int) -> None: ...
+    def copy(self, source: Place, target: Place, frames: int) -> None: ...
 
-    def prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None: ...
+    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> None: ...
 
-    def launch(self, batch: DecodeBatch, codes_RFN: torch.Tensor) -> SamplesInFlight:
+    def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
         return SamplesInFlight(batch, NOTHING, NOTHING)
 
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:

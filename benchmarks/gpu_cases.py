@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,11 @@ BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 PAGE_ROWS = 32
 #: Positions that a page table names: what an engine for the benchmark's workload is given.
 TABLE_ROWS = 1024
+
+
+#: Of a product: bf16; FP8 with one scale for each whole matrix, as Hocket's layers have it; FP8 with a scale for each
+#: row and column, which the library does not have for all shapes.
+Kind = Literal["bf16", "fp8", "fp8 rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Product:
     def flops(self) -> float:
         return 2.0 * self.m * self.k * self.n
 
-    def case(self, device: torch.device, *, fp8: bool) -> Case:
+    def case(self, device: torch.device, kind: Kind) -> Case:
         def plain() -> Callable[[], object]:
             x_MK, w_NK = randn(self.m, self.k, on=device), randn(self.n, self.k, on=device)
             bias_N = randn(self.n, on=device) if self.bias else None
@@ -74,13 +79,17 @@ class Product:
 
         def scaled() -> Callable[[], object]:
             x_MK, w_NK = (randn(rows, self.k, on=device).to(FP8) for rows in (self.m, self.n))
-            x_scale_M1 = torch.rand(self.m, 1, device=device) + 0.5
-            w_scale_1N = torch.rand(1, self.n, device=device) + 0.5
-            return lambda: torch._scaled_mm(x_MK, w_NK.t(), x_scale_M1, w_scale_1N, out_dtype=BF16, use_fast_accum=True)
+            if kind == "fp8":
+                scales = (torch.ones((), device=device),) * 2
+            else:
+                scales = torch.rand(self.m, 1, device=device) + 0.5, torch.rand(1, self.n, device=device) + 0.5
+            return lambda: torch._scaled_mm(x_MK, w_NK.t(), *scales, out_dtype=BF16, use_fast_accum=True)
 
-        size = 1 if fp8 else 2
+        size = 2 if kind == "bf16" else 1
         nbytes = (self.m * self.k + self.k * self.n) * size + 2 * self.m * self.n
-        return Case(self.name, nbytes, scaled if fp8 else plain, self.flops, FP8 if fp8 else BF16)
+        if kind == "bf16":
+            return Case(self.name, nbytes, plain, self.flops)
+        return Case(self.name, nbytes, scaled, self.flops, FP8)
 
 
 def randn(*shape: int, on: torch.device, dtype: torch.dtype = BF16) -> Tensor:
@@ -141,6 +150,8 @@ def backbone_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iter
     yield on_rows(reference.silu_mul, [2 * ffn], 6 * ffn)
     yield on_rows(reference.silu_mul_fp8, [2 * ffn], 5 * ffn)
     yield on_rows(reference.quantize_rows, [q], 3 * q)
+    scales = torch.rand(rows, 1, device=on), torch.rand(2 * ffn, device=on)
+    yield on_rows(reference.scale_product, [2 * ffn], 8 * ffn, *scales, None)
     yield on_rows(reference.layer_norm, [size], 4 * size, weight, torch.zeros_like(weight), 1e-6)
     yield on_rows(reference.add_layer_norm, [size, size], 8 * size, weight, torch.zeros_like(weight), 1e-6)
     texts_VD = randn(min(talker.vocab_size, 20_000), size, on=on)

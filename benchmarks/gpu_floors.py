@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from gpu_tools import floor_us
 from torch import nn
 
 from hocket.models.family import Codec, Talker
+from hocket.models.fp8 import Fp8Linear, compute_dtype
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import TransformerSpec
 from hocket.models.moss_local.talker import MossLocalTalker
@@ -39,16 +41,32 @@ TARGET_MS = {"advance/128": 4.2, "draw/128": 1.2, "decode/32x15": 16.0}
 class Work:
     nbytes: float
     flops: float
+    #: Of the products.
+    dtype: torch.dtype
 
     @property
     def floor_ms(self) -> float:
-        return floor_us(self.nbytes, self.flops) / 1e3
+        return floor_us(self.nbytes, self.flops, self.dtype) / 1e3
 
 
-def _matrices(module: nn.Module) -> tuple[int, int]:
-    """Elements and bytes of the weights of all linear layers: each element is two operations a row."""
-    weights = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
-    return sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights)
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """The weights of all linear layers: each element is two operations a row."""
+
+    elements: int
+    nbytes: int
+    #: Of what comes out, and so of keys and values.
+    out_bytes: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Matrices:
+        linears = [part for part in module.modules() if isinstance(part, nn.Linear | Fp8Linear)]
+        weights = [part.weight8 if isinstance(part, Fp8Linear) else part.weight for part in linears]
+        elements, nbytes = sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights)
+        # In a codec a few projections stay as they are.
+        eighth = next((weight.dtype for weight in weights if weight.itemsize == 1), weights[0].dtype)
+        return cls(elements, nbytes, compute_dtype(linears[0]).itemsize, eighth)
 
 
 def _backbone(talker: Talker) -> Qwen3Backbone:
@@ -61,17 +79,16 @@ def advance_work(talker: Talker, rows: int, context: int) -> Work:
     """A step of the backbone at `context` positions."""
     backbone = _backbone(talker)
     shape = backbone.config
-    elements, nbytes = _matrices(backbone)
-    item = nbytes // elements
-    kv_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * item * rows * context
+    weights = _Matrices.of(backbone)
+    kv_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * weights.out_bytes * rows * context
     attention = 4.0 * shape.layers * shape.heads * shape.head_dim * rows * context
-    return Work(nbytes + kv_bytes, 2.0 * elements * rows + attention)
+    return Work(weights.nbytes + kv_bytes, 2.0 * weights.elements * rows + attention, weights.dtype)
 
 
 def pages_work(talker: Talker, pages: int, page_rows: int) -> Work:
     """Prefill of `pages` whole pages; attention is left out, a hundredth of it."""
-    elements, nbytes = _matrices(_backbone(talker))
-    return Work(nbytes, 2.0 * elements * pages * page_rows)
+    weights = _Matrices.of(_backbone(talker))
+    return Work(weights.nbytes, 2.0 * weights.elements * pages * page_rows, weights.dtype)
 
 
 def draw_work(talker: Talker, rows: int) -> Work | None:
@@ -84,8 +101,9 @@ def draw_work(talker: Talker, rows: int) -> Work | None:
         layers, steps, heads = talker.predictor.layers, config.n_vq - 1, talker.predictor.heads.weight
     else:
         return None
-    elements, nbytes = _matrices(layers)
-    return Work(nbytes * steps + heads.nbytes, 2.0 * rows * (elements * steps + heads.numel()))
+    weights = _Matrices.of(layers)
+    flops = 2.0 * rows * (weights.elements * steps + heads.numel())
+    return Work(weights.nbytes * steps + heads.nbytes, flops, weights.dtype)
 
 
 def decode_work(codec: Codec, streams: int, frames: int) -> Work | None:
@@ -96,9 +114,9 @@ def decode_work(codec: Codec, streams: int, frames: int) -> Work | None:
     for stage, spec in zip(codec.decoder, codec.config.decoder, strict=True):
         if not isinstance(spec, TransformerSpec):
             continue
-        elements, weight_bytes = _matrices(stage)
+        weights = _Matrices.of(stage)
         tokens = streams * frames * spec.tokens_per_frame
         seen = streams * (spec.context_tokens - 1 + frames * spec.tokens_per_frame)
-        nbytes += weight_bytes + 2 * spec.layers * seen * spec.width * (weight_bytes // elements)
-        flops += 2.0 * elements * tokens + 4.0 * spec.layers * tokens * spec.context_tokens * spec.width
-    return Work(nbytes, flops)
+        nbytes += weights.nbytes + 2 * spec.layers * seen * spec.width * weights.out_bytes
+        flops += 2.0 * weights.elements * tokens + 4.0 * spec.layers * tokens * spec.context_tokens * spec.width
+    return Work(nbytes, flops, _Matrices.of(codec.decoder).dtype)

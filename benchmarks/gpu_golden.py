@@ -179,6 +179,8 @@ def check_graphs(engine: Engine, requests: Sequence[SpeechRequest]) -> dict[str,
 def check_codec(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
     """Golden frames to samples, against the CPU in float32; bf16 may be off by twice what it is off on a CPU."""
     codes_TN = torch.from_numpy(np.concatenate(checkpoint.frames))
+    # As engines have it.
+    torch.backends.cudnn.allow_tf32 = False
 
     def decoded(on: torch.device, dtype: torch.dtype) -> NDArray[np.float32]:
         codec = load_codec(checkpoint.codec, device=on, dtype=dtype)

@@ -8,8 +8,9 @@ of the host. Where a call moves so little that 256 sets of buffers fit the cache
 inputs come from the cache, as they do in a running model. The floor is the larger of the bytes that must move over
 4.3 TB/s and of the operations over 790 TFLOP/s (FP8: twice that); weights of norms are not counted.
 
-Products are measured in bf16 and, on cards that have it, FP8 with a scale per row and per column. At the end: their
-sums for a backbone step, a frame of the depth transformer and a codec chunk, which are the floors of those parts.
+Products are measured in bf16 and, on cards that have it, in FP8: with one scale for a whole matrix, and with one for
+each row and column. At the end: their sums for a backbone step, a frame of the depth transformer and a codec chunk,
+which are the floors of those parts.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from functools import partial
+from typing import Any
 
 import torch
-from gpu_cases import Case, Product, kernel_cases, product_cases, sums
+from gpu_cases import Case, Kind, Product, kernel_cases, product_cases, sums
 from gpu_tools import Report, device_of, graph_us, numbers, parser_of, turns
 
 
@@ -56,14 +58,14 @@ def measure_ceilings(report: Report, device: torch.device) -> None:
         target = torch.empty_like(source)
         return 2 * source.nbytes / graph_us([lambda: target.copy_(source)], device) / 1e6
 
-    def product(fp8: bool) -> float:
+    def product(kind: Kind) -> float:
         whole = Product("ceiling", "product", 8192, 8192, 8192, 1)
-        return whole.flops / graph_us([whole.case(device, fp8=fp8).prepare()], device) / 1e6
+        return whole.flops / graph_us([whole.case(device, kind).prepare()], device) / 1e6
 
     for name, work in (
         ("copy, TB/s", copy),
-        ("bf16 product of 8192 cubed, TFLOP/s", partial(product, False)),
-        ("fp8 product of 8192 cubed, TFLOP/s", partial(product, True)),
+        ("bf16 product of 8192 cubed, TFLOP/s", partial(product, "bf16")),
+        ("fp8 product of 8192 cubed, TFLOP/s", partial(product, "fp8")),
     ):
         rate = report.measure(f"ceilings/{name}", work)
         if rate is not None:
@@ -86,8 +88,8 @@ def measure_kernels(report: Report, arguments: Namespace, device: torch.device) 
 
 def measure_products(report: Report, arguments: Namespace, device: torch.device) -> None:
     has_fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-    kinds = ["bf16", "fp8"] if has_fp8 else ["bf16"]
-    heads = "".join(f"{kind + ' us':>10}{'floor':>8}{'ratio':>7}{'TFLOP/s':>9}" for kind in kinds)
+    kinds: list[Kind] = ["bf16", "fp8", "fp8 rows"] if has_fp8 else ["bf16"]
+    heads = "".join(f"{kind + ' us':>12}{'floor':>8}{'ratio':>7}{'TFLOP/s':>9}" for kind in kinds)
     print(f"\n{'product':<52}{heads}", flush=True)
     products = [product for product in product_cases(arguments) if arguments.match in product.name]
     for product in products:
@@ -95,13 +97,13 @@ def measure_products(report: Report, arguments: Namespace, device: torch.device)
         for kind in kinds:
             figure = report.measure(
                 f"products/{product.name} {kind}",
-                partial(measure_product, product, kind == "fp8", device),
+                partial(measure_product, product, kind, device),
             )
-            if figure is None:
-                line += f"{'failed':>10}{'':>24}"
+            if figure is None or "refused" in figure:
+                line += f"{'failed' if figure is None else 'refused':>12}{'':>24}"
             else:
                 line += (
-                    f"{figure['us']:>10.2f}{figure['floor_us']:>8.2f}{figure['ratio']:>7.2f}{figure['tflops']:>9.1f}"
+                    f"{figure['us']:>12.2f}{figure['floor_us']:>8.2f}{figure['ratio']:>7.2f}{figure['tflops']:>9.1f}"
                 )
         print(line, flush=True)
     print("\nall products of a part, ms", flush=True)
@@ -109,15 +111,24 @@ def measure_products(report: Report, arguments: Namespace, device: torch.device)
         us = {
             product.name: report.figures[f"products/{product.name} {kind}"]["us"]
             for product in products
-            if f"products/{product.name} {kind}" in report.figures
+            if "us" in report.figures.get(f"products/{product.name} {kind}", {})
         }
         for part, total_ms in sums(products, us).items():
             report.figures[f"sums_ms/{part} {kind}"] = total_ms
             print(f"{part:<52}{kind:>6}{total_ms:>10.3f}", flush=True)
 
 
-def measure_product(product: Product, fp8: bool, device: torch.device) -> dict[str, float]:
-    figure = measure(product.case(device, fp8=fp8), device)
+def measure_product(product: Product, kind: Kind, device: torch.device) -> dict[str, Any]:
+    case = product.case(device, kind)
+    if kind == "fp8 rows":
+        try:
+            case.prepare()()
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            if isinstance(error, torch.AcceleratorError):
+                raise
+            return {"refused": str(error).splitlines()[0]}
+    figure = measure(case, device)
     return {**figure, "tflops": round(product.flops / figure["us"] / 1e6, 1)}
 
 

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from gpu_floors import MEASURED_MODEL, PLAIN_MS, TARGET_MS, Work, advance_work, decode_work, draw_work, pages_work
 from gpu_tools import Report, device_of, kernels_us, numbers, parser_of, time_us
-from torch import Tensor
 
 from hocket.bench.random_model import random_models
 from hocket.core import PromptRows
@@ -32,6 +31,7 @@ from hocket.engine.codec_runner import CodecRunner
 from hocket.engine.graphs import Launcher
 from hocket.engine.talker_runner import Piece, TalkerRunner
 from hocket.models.family import Codec, LoadedTalker
+from hocket.models.fp8 import check_fp8_device, quantize_models
 
 PAGE_ROWS = 32
 #: Pages of a prompt in prefill: 160 rows, as a cloned voice takes.
@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--model", default=MEASURED_MODEL, help="dimensions, as for hocket bench engine")
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--quantize", choices=["fp8"], help="8-bit weights and activations, as engine.quantize")
     parser.add_argument("--rows", type=numbers, default=[1, 16, 64, 128, 256])
     parser.add_argument("--context", type=int, default=320, help="positions that a step attends to")
     parser.add_argument("--pages", type=numbers, default=[1, 4, 8, 16, 32, 64])
@@ -57,15 +58,18 @@ def main() -> int:
     arguments = parser.parse_args()
     device = device_of(arguments.device)
     report = Report(arguments, device)
-    report.document["model"] = arguments.model
+    report.document |= {"model": arguments.model, "dtype": arguments.dtype, "quantize": arguments.quantize}
     dtype = getattr(torch, arguments.dtype)
     model, codec = random_models(arguments.model, arguments.codec, device=device, dtype=dtype, seed=0)
+    if arguments.quantize:
+        check_fp8_device(device)
+        quantize_models(model.talker, codec)
     bench = Bench(report, arguments, model, codec, device)
     talker = report.attempt("talker runner", bench.talker_runner)
     if talker is not None:
         bench.frames(talker)
         bench.pages(talker)
-        bench.chunks(talker.codes_RFN)
+        bench.chunks()
     if device.type == "cuda":
         report.figures["memory_gb"] = round(torch.cuda.max_memory_reserved(device) / 1e9, 2)
         print(f"\nmemory: {report.figures['memory_gb']} GB", flush=True)
@@ -157,10 +161,12 @@ class Bench:
             least = partial(pages_work, talker, count, PAGE_ROWS)
             self.show(f"pages/{count}", runner._launcher, partial(launch, count), least, is_listed=count == most)
 
-    def chunks(self, codes_RFN: Tensor) -> None:
+    def chunks(self) -> None:
         """The codec, of whose streams all rings are full."""
         arguments, config = self.arguments, self.codec.config
         streams = max(arguments.streams)
+        shape = (max(arguments.frames), self.model.talker.config.n_vq)
+        codes_FN = np.random.default_rng(0).integers(0, config.codebook_size, shape)
         runner = self.report.attempt(
             "codec runner",
             lambda: CodecRunner(self.codec, rows=streams, chunk_sizes=arguments.frames, max_batch=streams),
@@ -168,15 +174,15 @@ class Bench:
         if runner is None:
             return
         with runner._launcher.active():
-            for ring in (ring for stage in runner._state.stages if stage is not None for ring in stage.layers):
+            for ring in (ring for stage in runner._states["row"].stages if stage is not None for ring in stage.layers):
                 ring.keys.normal_()
                 ring.values.normal_()
-            runner._state.tails.normal_()
+            runner._states["row"].tails.normal_()
 
         def launch(count: int, frames: int) -> object:
             # Replays move on from here, but a stream has no end.
-            runner._state.offsets.fill_(HEARD_FRAMES)
-            return runner._decode(range(count), [0] * count, [frames] * count, frames, codes_RFN)
+            runner._states["row"].offsets.fill_(HEARD_FRAMES)
+            return runner._decode("row", range(count), [codes_FN[:frames]] * count, frames)
 
         print(f"\ndecode: codec, streams x frames\n{HEADER}{'audio-s/s':>11}", flush=True)
         for count in arguments.streams:

@@ -72,8 +72,11 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen at; default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen at, 0 for a free one; default: 8000.")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="Clients must send it; may be repeated.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Spread engines over so many GPUs; the profile's device must be cuda.")
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Engines, each in a process (on cuda: a GPU) of its own; default: 1.")
+        int | None, typer.Option(help="Engines, each in a process of its own; default: one on each of --gpus, or 1.")
     ] = None,
     print_config: Annotated[bool, typer.Option(help="Print every setting and its origin, and leave.")] = False,
 ) -> None:
@@ -84,7 +87,7 @@ def serve(
     environment = Environment.read()
     key = environment.api_key
     server = {"server.host": host, "server.port": port, "server.api_keys": api_key}
-    flags = {"model": model, "workers": workers, **server}
+    flags = {"model": model, "gpus": gpus, "workers": workers, **server}
     loaded = load_profile(
         profile or environment.profile or "default",
         Layer("HOCKET_API_KEY", {} if key is None else {"server.api_keys": [key]}),

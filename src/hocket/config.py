@@ -104,7 +104,8 @@ class EngineConfig(StrictModel):
     rows: PositiveInt = 16
     #: K/V rows for all requests together; None: `rows` times `max_context_rows`, so that none is ever preempted.
     kv_rows: PositiveInt | None = None
-    #: Device memory for weights, K/V, rings and workspace; K/V gets what the rest leaves. None: no bound.
+    #: Device memory for weights, K/V, rings and workspace, of both GPUs together where the codec has one of its own;
+    #: K/V gets what the rest leaves. None: no bound.
     memory_bytes: PositiveInt | None = None
     #: Longest prompt and speech together, in K/V rows; the model's own limit applies as well.
     max_context_rows: PositiveInt = 8192
@@ -127,14 +128,16 @@ class EngineConfig(StrictModel):
     #: Read numbers, abbreviations and symbols out as English words before the model sees them. None: as the checkpoint
     #: says (`text_front` in its hocket.json).
     text_front: bool | None = None
-    #: Codec streams kept that have just heard a recording, for requests that continue the same one. Each takes as much
-    #: memory as that of a row does (MOSS: 125 MB in bfloat16), and saves hearing the recording again.
+    #: Codec streams kept that have just heard a recording, for requests that continue the same one. Each takes memory
+    #: (MOSS: 91 MB in bfloat16), and saves hearing the recording again, which costs as much as speaking it.
     kept_streams: NonNegativeInt = 0
     #: Launch a frame before the stop flags of the one before were read: hides a slow host, for a frame's work behind
     #: every stop.
     lookahead: bool = False
     #: "fp8": 8-bit weights and activations in the talker's and the codec's matrix products, on GPUs that have them.
     quantize: Literal["fp8"] | None = None
+    #: The GPU of the codec (`cuda:N`), with its streams, references and conversions. None: the talker's device.
+    codec_device: str | None = None
     chunks: ChunkPolicy = ChunkPolicy()
     runaway: RunawayPolicy = RunawayPolicy()
     reference: ReferenceLimits = ReferenceLimits()

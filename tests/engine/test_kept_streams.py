@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 from tiny_engine import STRICT, Listener, engine, patient_talker
 
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
+from hocket.engine.codec_runner import CodecRunner
 from hocket.engine.primed_streams import PrimedStreams
 
 VOICES = [np.random.default_rng(i).integers(0, 16, (18 + i, 12)) for i in range(3)]
@@ -24,16 +28,16 @@ def requests() -> list[SpeechRequest]:
 def hear(config: EngineConfig) -> tuple[Listener, list[bytes], int]:
     listener = Listener(engine(config, patient_talker()))
     runner = listener.engine._parts.codec
-    assert runner is not None
+    assert isinstance(runner, CodecRunner)
     primed = 0
-    prime = runner.prime
+    hear = runner.hear
 
-    def counting(rows: list[int], pieces: list[np.ndarray]) -> None:
+    def counting(slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> None:
         nonlocal primed
         primed += sum(map(len, pieces))
-        prime(rows, pieces)
+        hear(slots, pieces, frames)
 
-    runner.prime = counting  # type: ignore[method-assign]
+    runner.hear = counting  # type: ignore[method-assign]
     names = []
     for request in requests():
         names.append(listener.add(request))

@@ -51,11 +51,11 @@ def test_the_plan_is_what_the_tensors_take(
     assert plan.kv_bytes == talker._kv.keys.nbytes + talker._kv.values.nbytes
     conversions = parts.conversions
     assert conversions is not None
-    states = [codec._state, references._state, conversions._encoder, conversions._decoder]
+    states = [*codec._states.values(), references._state, conversions._encoder, conversions._decoder]
     assert plan.ring_bytes == sum(state.nbytes for state in states)
-    codebook_numbers = talker._codebooks_N.nbytes
+    constants = talker._codebooks_N.nbytes + talker._true.nbytes
     own = [*tensors_of(talker), *tensors_of(talker._sampling)]
-    assert plan.row_bytes == sum(tensor.nbytes for tensor in own) - codebook_numbers
+    assert plan.row_bytes == sum(tensor.nbytes for tensor in own) - constants
     weights = [*talker.talker.parameters(), *codec.codec.parameters(), *codec.codec.buffers()]
     if parts.voice_vectors is not None:
         weights += parts.voice_vectors._encoder.parameters()

@@ -19,7 +19,7 @@ from hocket.bench.workload import Spoken, read_workload
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk
 from hocket.engine.engine import Engine
-from hocket.engine.loading import assemble, parse_device, parse_dtype
+from hocket.engine.loading import assemble, codec_device, parse_device, parse_dtype
 from hocket.engine.statistics import EngineStats
 from hocket.errors import ConfigError
 from hocket.progress import progress_bar
@@ -65,11 +65,12 @@ class Spoke:
 def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
     """The figures of one run. Raises ConfigError, CheckpointError; EngineStoppedError when the engine fails."""
     device, dtype = parse_device(wishes.device), parse_dtype(wishes.dtype)
+    devices = {"device": device, "codec_device": codec_device(wishes.config, device)}
     began = time.perf_counter()
     if wishes.random_weights:
-        talker, codec = random_models(wishes.model, wishes.codec, device=device, dtype=dtype, seed=wishes.seed)
+        talker, codec = random_models(wishes.model, wishes.codec, **devices, dtype=dtype, seed=wishes.seed)
     else:
-        talker, codec = loaded_models(wishes.model, wishes.codec, device=device, dtype=dtype)
+        talker, codec = loaded_models(wishes.model, wishes.codec, **devices, dtype=dtype)
     loaded = time.perf_counter()
     engine = Engine(assemble(talker, codec, wishes.config))
     start_seconds = time.perf_counter() - loaded
@@ -86,7 +87,7 @@ def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
         **_facts(wishes, device),
         **_figures(run, wishes),
         "parts_ms": _parts(before, engine.stats()),
-        "gpu_memory_gb": round(torch.cuda.max_memory_reserved(device) / 1e9, 2) if device.type == "cuda" else None,
+        "gpu_memory_gb": _gpu_memory_gb(*devices.values()),
         "load_s": round(loaded - began, 2),
         "start_s": round(start_seconds, 2),
         "torch": torch.__version__,
@@ -256,6 +257,7 @@ def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "device": wishes.device,
+        "codec_device": wishes.config.codec_device or wishes.device,
         "model": wishes.model,
         "random_weights": wishes.random_weights,
         "dtype": wishes.dtype,
@@ -267,3 +269,9 @@ def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
         "rows": wishes.config.rows,
         "ignore_stop": wishes.ignore_stop,
     }
+
+
+def _gpu_memory_gb(*devices: torch.device) -> float | None:
+    """What PyTorch has taken at most, of all GPUs together; None on a CPU."""
+    gpus = {device.index or 0 for device in devices if device.type == "cuda"}
+    return round(sum(map(torch.cuda.max_memory_reserved, gpus)) / 1e9, 2) if gpus else None

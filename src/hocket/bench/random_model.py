@@ -60,17 +60,23 @@ _CODECS: Mapping[type, Callable[[Any], MossCodec | Qwen3Codec]] = {
 
 
 def random_models(
-    model: str, codec: str | None, *, device: torch.device, dtype: torch.dtype, seed: int
+    model: str,
+    codec: str | None,
+    *,
+    device: torch.device,
+    codec_device: torch.device | None = None,
+    dtype: torch.dtype,
+    seed: int,
 ) -> tuple[LoadedTalker, Codec]:
     """`model` is one of `NAMED`, or a folder whose config.json (and its codec's) give the dimensions.
 
-    Raises ConfigError, CheckpointError.
+    The codec goes to `device`, too, unless it has one of its own. Raises ConfigError, CheckpointError.
     """
     of_talker, of_codec = plans(model, codec, dtype)
     loaded, codec_module = empty_models(of_talker, of_codec)
     assert isinstance(loaded.talker, nn.Module)
     fill(loaded.talker, of_talker.weight_table, device=device, seed=seed)
-    fill(codec_module, of_codec.weight_table, device=device, seed=seed + 1)
+    fill(codec_module, of_codec.weight_table, device=codec_device or device, seed=seed + 1)
     codec_module.finalize()
     loaded.talker.eval()
     return loaded, codec_module.eval()
@@ -83,13 +89,18 @@ def empty_models(talker: TalkerPlan, codec: CodecPlan) -> tuple[LoadedTalker, Mo
 
 
 def loaded_models(
-    model: str, codec: str | None, *, device: torch.device, dtype: torch.dtype
+    model: str,
+    codec: str | None,
+    *,
+    device: torch.device,
+    codec_device: torch.device | None = None,
+    dtype: torch.dtype,
 ) -> tuple[LoadedTalker, Codec]:
-    """A checkpoint folder, fed with the workload's prompts. Raises ConfigError, CheckpointError."""
+    """A checkpoint folder, fed with the workload's prompts; devices as above. Raises ConfigError, CheckpointError."""
     folder = Path(model)
     prompt = workload_prompt(talker_plan(folder, dtype).config)
     loaded = replace(load_talker(folder, device=device, dtype=dtype), prompt=prompt)
-    return loaded, load_codec(codec_folder(folder, codec), device=device, dtype=dtype)
+    return loaded, load_codec(codec_folder(folder, codec), device=codec_device or device, dtype=dtype)
 
 
 def fill(module: nn.Module, table: Sequence[WeightEntry], *, device: torch.device, seed: int) -> None:

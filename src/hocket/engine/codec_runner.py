@@ -1,12 +1,15 @@
 """The codec's device state, indexed by row, and the only code that moves codes and samples between host and device.
 
-It has a stream of its own: chunks are decoded while the talker goes on.
+It has a stream of its own: chunks are decoded while the talker goes on. Codes come from the host, which has read them
+back by then (a batch of 32 streams takes 46 kB), so the codec may be on another GPU than the talker.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +23,22 @@ from hocket.models.family import Codec
 
 #: Streams of every codec batch in strict mode (see `talker_runner.STRICT_ROWS`).
 STRICT_STREAMS = {"cpu": 8, "cuda": 32}
+#: Recordings that are heard at a time, and in pieces of how many frames; none: as speech is decoded. On a GPU one call
+#: for a whole recording of 5 s takes not much longer than one for a single frame.
+HEARING_SLOTS = {"cpu": 1, "cuda": 4}
+HEARING_SIZES = {"cpu": (), "cuda": (16, 32, 48, 64, 80)}
+
+
+def hearing_sizes(device: str, max_chunk_frames: int) -> tuple[int, ...]:
+    """In pieces of how many frames a recording is heard, on a kind of device."""
+    return HEARING_SIZES[device] or (max_chunk_frames,)
+
+
+class Place(NamedTuple):
+    """Where a stream's state is: on a request's row, being built up from a recording, or kept for later requests."""
+
+    kind: Literal["row", "hearing", "kept"]
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +66,8 @@ class DecodedChunk:
 class CodecRunner:
     """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode.
 
-    `chunk_sizes` are the sizes in frames that batches will have, and `max_batch` their most streams. Behind the rows of
-    requests there are `kept_rows` more (`kept` has their numbers), to which and from which streams can be copied.
+    `chunk_sizes` are the sizes in frames that batches will have, and `max_batch` their most streams. Recordings that
+    requests continue are heard elsewhere, in larger pieces, and copied to a row; `kept` of them stay.
     """
 
     def __init__(
@@ -58,65 +77,63 @@ class CodecRunner:
         rows: int,
         chunk_sizes: Sequence[int],
         max_batch: int,
-        kept_rows: int = 0,
+        kept: int = 0,
         strict: bool = False,
     ) -> None:
         self.codec = codec
         self.chunk_sizes = tuple(sorted(set(chunk_sizes)))
-        self.max_chunk_frames = self.chunk_sizes[-1]
         self._device = next(codec.parameters()).device
+        kind = self._device.type
+        self.hearing_slots, self.hearing_sizes = HEARING_SLOTS[kind], hearing_sizes(kind, self.chunk_sizes[-1])
+        self.kept = kept
         # Ahead of the talker: it has less to do, and a listener waits for it.
         self._launcher = Launcher(self._device, priority=-1)
         self._copies = CopyLane(self._device)
-        # Padding of a batch takes rows that are not in it: with a count of 0 it leaves no trace there.
-        if strict:
-            streams = STRICT_STREAMS[self._device.type]
-            self._rows, self._sizes = max(rows, streams), [streams]
-        else:
-            self._rows, self._sizes = rows, batch_sizes(min(rows, max_batch))
         self._strict = strict
-        self.kept = range(self._rows, self._rows + kept_rows)
-        self._state = codec.new_decoder_state(self._rows + kept_rows, self.max_chunk_frames)
+        self._sizes = [STRICT_STREAMS[kind]] if strict else batch_sizes(min(rows, max_batch))
+        self._hearing_sizes = [self.hearing_slots] if strict else batch_sizes(self.hearing_slots)
+        self._states = {
+            # Padding of a batch takes rows that are not in it: with a count of 0 it leaves no trace there.
+            "row": codec.new_decoder_state(max(rows, self._sizes[-1]), self.chunk_sizes[-1]),
+            "hearing": codec.new_decoder_state(self.hearing_slots, self.hearing_sizes[-1]),
+            "kept": codec.new_decoder_state(max(1, kept), 1),
+        }
         self._inputs: dict[tuple[int, ...], StaticInput] = {}
 
-    def start(self, row: int) -> None:
-        """Begin a new stream on `row`: position 0, nothing of an earlier stream is visible."""
+    def start(self, place: Place) -> None:
+        """Begin a new stream: position 0, nothing of an earlier one is visible."""
         with self._launcher.active():
-            self._state.offsets[row].zero_()
+            self._states[place.kind].offsets[place.number].zero_()
 
-    def prepare(self, codes_RFN: Tensor) -> None:
-        """Record everything that may be launched on the talker's codes. Nothing to do on a CPU."""
+    def prepare(self, n_codebooks: int) -> None:
+        """Record everything that may be launched on codes of so many codebooks. Nothing to do on a CPU."""
         if not self._launcher.records:
             return
-        nothing = np.zeros((0, codes_RFN.shape[2]), np.int64)
+        nothing = np.zeros((0, n_codebooks), np.int64)
         with self._launcher.active():
+            for size in reversed(self._hearing_sizes):
+                for frames in reversed(self.hearing_sizes):
+                    self._decode("hearing", range(size), [nothing] * size, frames)
             for size in reversed(self._sizes):
-                rows = list(range(size))
-                self._prime(rows, [nothing] * size)
                 for frames in reversed(self.chunk_sizes):
-                    self._decode(rows, [0] * size, [0] * size, frames, codes_RFN)
+                    self._decode("row", range(size), [nothing] * size, frames)
 
-    def copy(self, source: int, target: int) -> None:
-        """Make the stream on row `target` go on where the one on `source` is."""
+    def copy(self, source: Place, target: Place, frames: int) -> None:
+        """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames."""
         with self._launcher.active():
-            self._state.copy(source, target)
+            self._states[source.kind].copy(source.number, self._states[target.kind], target.number, frames)
 
-    def prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None:
-        """Run a piece [F <= max_chunk_frames, N] of what each row's stream continues, and drop its audio."""
+    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> None:
+        """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`."""
         with self._launcher.active():
-            self._prime(rows, pieces)
+            self._decode("hearing", slots, pieces, frames)
 
-    def launch(self, batch: DecodeBatch, codes_RFN: Tensor) -> SamplesInFlight:
-        """Decode the chunks of `batch`, whose codes are in the talker's `codes_RFN` and were read back from there."""
-        items = batch.items
-        rows, starts, counts = (
-            [item.request.row for item in items],
-            [i.start for i in items],
-            [i.count for i in items],
-        )
+    def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
+        """Decode the chunks of `batch`, each with its codes [count, N] in `pieces`."""
+        rows = [item.request.row for item in batch.items]
         with self._launcher.active():
-            samples_BCS, power_BF = self._decode(rows, starts, counts, batch.chunk_frames, codes_RFN)
-            samples, power = (self._copies.start(result[: len(items)]) for result in (samples_BCS, power_BF))
+            samples_BCS, power_BF = self._decode("row", rows, pieces, batch.chunk_frames)
+            samples, power = (self._copies.start(result[: len(rows)]) for result in (samples_BCS, power_BF))
             self._copies.settle()
         return SamplesInFlight(batch, samples, power)
 
@@ -130,48 +147,33 @@ class CodecRunner:
         ]
 
     def _decode(
-        self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int], frames: int, codes_RFN: Tensor
+        self, kind: Literal["row", "hearing"], rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
     ) -> tuple[Tensor, Tensor]:
-        """Samples [B, C, frames * frame_samples], the padding of each row included, and their power [B, frames]."""
-        numbers = self._numbers(rows, starts, counts)
-        places, size = self._put(numbers), numbers.shape[1]
+        """Run a piece [F <= frames, N] on each row, padded to `frames`, and the batch to a size that is used.
+
+        Returns samples [B, C, frames * frame_samples], the padding included, and their power [B, frames].
+        """
+        state, sizes = self._states[kind], self._sizes if kind == "row" else self._hearing_sizes
+        fixed = self._strict or self._launcher.records
+        size = next(size for size in sizes if size >= len(rows)) if fixed else len(rows)
+        taken = set(rows)
+        others = (row for row in range(state.rows) if row not in taken)
+        numbers = np.zeros((2, size), np.int64)
+        numbers[0] = [*rows, *itertools.islice(others, size - len(rows))]
+        codes_BTN = np.zeros((size, frames, pieces[0].shape[1]), np.int64)
+        for i, piece in enumerate(pieces):
+            numbers[1, i] = len(piece)
+            codes_BTN[i, : len(piece)] = piece
+        places, codes = self._put(numbers), self._put(codes_BTN)
 
         def decode() -> tuple[Tensor, Tensor]:
-            rows_B, starts_B, counts_B = places.unbind(0)
-            frames_BT = starts_B[:, None] + torch.arange(frames, device=self._device)
-            # Padding, of rows and behind a row's count, may lie outside the table.
-            last_row, last_frame = codes_RFN.shape[0] - 1, codes_RFN.shape[1] - 1
-            codes_BTN = codes_RFN[rows_B.clamp(max=last_row)[:, None], frames_BT.clamp(max=last_frame)].long()
-            samples_BCS = self.codec.decode(codes_BTN, self._state, rows_B, counts_B).contiguous()
+            rows_B, counts_B = places.unbind(0)
+            samples_BCS = self.codec.decode(codes, state, rows_B, counts_B).contiguous()
             # Here, because on the host it would take longer than all the rest of a step.
             power_BF = samples_BCS.square().mean(1).view(size, frames, -1).mean(2)
             return samples_BCS, power_BF
 
-        return self._launcher.run(("decode", size, frames), decode)
-
-    def _prime(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> None:
-        numbers = self._numbers(rows, [0] * len(rows), [len(piece) for piece in pieces])
-        codes_BTN = np.zeros((numbers.shape[1], self.max_chunk_frames, pieces[0].shape[1]), np.int64)
-        for i, piece in enumerate(pieces):
-            codes_BTN[i, : len(piece)] = piece
-        places, codes = self._put(numbers), self._put(codes_BTN)
-
-        def prime() -> None:
-            rows_B, _, counts_B = places.unbind(0)
-            self.codec.decode(codes, self._state, rows_B, counts_B)
-
-        self._launcher.run(("prime", numbers.shape[1]), prime)
-
-    def _numbers(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:
-        """int64 [3, B]: request row, first frame and count of each stream, padded to a size that is used."""
-        fixed = self._strict or self._launcher.records
-        size = next(size for size in self._sizes if size >= len(rows)) if fixed else len(rows)
-        taken = set(rows)
-        others = (row for row in range(self._rows) if row not in taken)
-        numbers = np.zeros((3, size), np.int64)
-        numbers[:, : len(rows)] = rows, starts, counts
-        numbers[0, len(rows) :] = [next(others) for _ in range(size - len(rows))]
-        return numbers
+        return self._launcher.run((kind, size, frames), decode)
 
     def _put(self, values: NDArray[np.int64]) -> Tensor:
         """`values` on the device; where programs are recorded, in the same place for all of one shape."""

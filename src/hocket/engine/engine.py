@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -33,6 +34,9 @@ from hocket.progress import progress_bar
 from hocket.prompt.text_front import TextFront, spoken
 from hocket.voices import Voices, with_reference_of_voice
 
+#: How often a step that waits for the device looks whether something has come back.
+_POLL_SECONDS = 50e-6
+
 
 class Engine:
     """One model on one device. Several threads may call it; they take turns. `Engine.load` makes one.
@@ -51,7 +55,7 @@ class Engine:
         self._talker = TalkerLane(parts, self._scheduler, self._meter, clock)
         self._codec = None
         if parts.codec is not None:
-            self._codec = CodecLane(parts.codec, self._scheduler, self._meter, clock)
+            self._codec = CodecLane(parts.codec, self._scheduler, self._meter, clock, self._talker.codes)
         #: Every open request, by id.
         self._jobs: dict[str, Job] = {}
         #: Those to be cancelled by the next step.
@@ -249,10 +253,12 @@ class Engine:
         try:
             self._cancel()
             self._prepare()
-            self._admit()
-            self._talker.prefill()
-            has_frames = self._talker.frames()
-            self._decode(wait=not has_frames)
+            if self._talker.can_launch:
+                self._admit()
+                self._talker.prefill()
+                self._talker.launch()
+            while not self._take():
+                time.sleep(_POLL_SECONDS)
             self._finish()
             if not self._jobs:
                 self.check_integrity()
@@ -295,12 +301,17 @@ class Engine:
             if self._codec is not None:
                 self._codec.start(job, scheduled.row)
 
-    def _decode(self, *, wait: bool) -> None:
+    def _take(self) -> bool:
+        """Take what has come back and launch what follows from it. False where the step has to wait for more."""
+        is_read = self._talker.collect()
         if self._codec is None:
-            return
-        self._codec.prime()
-        for item, chunk in self._codec.decode(self._parts.talker.codes_RFN, wait=wait):
+            return is_read or not self._talker.busy
+        # Between its launch and its return a frame takes as long as several chunks, which must not wait for it.
+        self._codec.launch()
+        chunks = self._codec.collect()
+        for item, chunk in chunks:
             self._deliver(item, chunk)
+        return is_read or bool(chunks) or not (self._talker.busy or self._codec.busy)
 
     def _deliver(self, item: DecodeItem, chunk: DecodedChunk) -> None:
         scheduled, frames, samples_CS = item.request, item.count, chunk.samples_CS

@@ -40,8 +40,12 @@ class Launcher:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Operations in the block go to this stream, in inference mode."""
-        with torch.inference_mode(), torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext():
+        """Operations in the block go to this stream, in inference mode, and its GPU is the current one."""
+        with torch.inference_mode(), contextlib.ExitStack() as stack:
+            if self.stream is not None:
+                # The GPU first: a stream alone would, at its end, set up the one that was current before.
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(self.stream))
             yield
 
     def run(self, key: Hashable, program: Callable[[], _T]) -> _T:
@@ -55,10 +59,12 @@ class Launcher:
         return cast("_T", result)
 
     def _record(self, key: Hashable, program: Callable[[], object]) -> None:
+        # What filled the program's tensors may still be at work on another stream.
+        torch.cuda.synchronize(self.device)
         # Once without recording: kernels are compiled and libraries are set up, which must not happen while recording.
         program()
-        torch.cuda.current_stream(self.device).synchronize()
         graph = torch.cuda.CUDAGraph()
+        # Waits for the current GPU, on which it then records: `active` has made it this one.
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             result = program()
         self._pool = self._pool or graph.pool()

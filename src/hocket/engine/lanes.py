@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
+from hocket.engine.codec_runner import DecodedChunk, Place, SamplesInFlight
+from hocket.engine.hearing import Hearing
 from hocket.engine.job import Job
 from hocket.engine.loading import ChunkRunner, EngineParts
-from hocket.engine.primed_streams import PrimedStreams
 from hocket.engine.request import DecodeItem, FrameBatch
 from hocket.engine.runaway import LoopDetector
 from hocket.engine.scheduler import Scheduler
@@ -31,6 +30,8 @@ class TalkerLane:
         self._clock = clock
         self._lookahead = parts.lookahead
         self._in_flight: deque[FramesInFlight] = deque()
+        #: Of those in flight, how many the next step may leave unread.
+        self._ahead = 0
         rows, policy = parts.config.rows, parts.config.runaway
         self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.audio.frame_seconds))
         #: Codes of every row's frames, as they were read back.
@@ -52,27 +53,40 @@ class TalkerLane:
         self._meter.prefill_seconds += self._meter.lap()
         self._scheduler.finish_prefill(items, self._clock())
 
-    def frames(self) -> bool:
-        """Launch a frame of everybody, then read what was launched just now (with lookahead, the one before).
+    @property
+    def can_launch(self) -> bool:
+        """Whether another frame may be launched: all that were have been read, or all but one with lookahead."""
+        return len(self._in_flight) <= self._lookahead
 
-        False where there was nobody. What is read is ready once the codes are drawn: the backbone goes on meanwhile,
-        and the host has that long to launch what comes next.
-        """
+    @property
+    def busy(self) -> bool:
+        """A launched frame is to be read before anything else is launched."""
+        return len(self._in_flight) > self._ahead
+
+    def launch(self) -> None:
+        """Launch a frame of everybody."""
         batch, meter = self._scheduler.next_frames(), self._meter
         meter.host()
         if batch.requests:
             self._in_flight.append(self._runner.launch(batch, self._scheduler.page_table))
             meter.frame_batches += 1
             meter.frame_rows += len(batch.requests)
-        ahead = 1 if self._lookahead and batch.requests else 0
-        while len(self._in_flight) > ahead:
-            flight = self._in_flight.popleft()
-            stopped, codes_BN = self._runner.collect(flight)
-            meter.frame_seconds += meter.lap()
-            self._note(flight.batch, stopped, codes_BN)
-            meter.host()
+        self._ahead = 1 if self._lookahead and batch.requests else 0
         meter.frame_seconds += meter.lap()
-        return bool(batch.requests)
+
+    def collect(self) -> bool:
+        """Read what is to be read and is ready; returns whether there was something.
+
+        It is ready once the codes are drawn: the backbone goes on meanwhile, and the host has that long to launch what
+        comes next.
+        """
+        before = len(self._in_flight)
+        while self.busy and self._in_flight[0].done:
+            flight = self._in_flight.popleft()
+            self._meter.frame_seconds += self._meter.lap()
+            self._note(flight.batch, *self._runner.collect(flight))
+            self._meter.host()
+        return len(self._in_flight) < before
 
     def codes(self, row: int, first: int, count: int) -> NDArray[np.int64]:
         """Frames that were read back, int64 [count, N]; a row's stay until another request starts on it."""
@@ -89,7 +103,7 @@ class TalkerLane:
 
 
 class CodecLane:
-    """Priming and decoding."""
+    """Hearing recordings and decoding chunks."""
 
     def __init__(
         self,
@@ -97,65 +111,50 @@ class CodecLane:
         scheduler: Scheduler,
         meter: Meter,
         clock: Callable[[], float],
+        codes: Callable[[int, int, int], NDArray[np.int64]],
     ) -> None:
+        """`codes` is `TalkerLane.codes`."""
         self._runner = runner
+        self._codes = codes
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
         self._in_flight: deque[SamplesInFlight] = deque()
-        self._kept = PrimedStreams(runner.kept)
-        #: Those whose row has yet to hear the recording that they continue.
-        self._priming: list[Job] = []
+        self._hearing = Hearing(runner, scheduler, meter, clock)
+
+    @property
+    def busy(self) -> bool:
+        """Something was launched and has not come back."""
+        return bool(self._in_flight)
 
     def start(self, job: Job, row: int) -> None:
         """A new stream on `row`."""
-        self._runner.start(row)
-        if not job.needs_priming:
-            return
-        kept = self._kept.find(job.prefix_codes)
-        if kept is None:
-            self._priming.append(job)
-            return
-        self._runner.copy(kept, row)
-        job.primed = len(job.prefix_codes)
-        self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
+        self._runner.start(Place("row", row))
+        if job.needs_priming:
+            self._hearing.start(job)
 
-    def prime(self) -> None:
-        """Let the codec hear a chunk of the recordings that are being continued; as many streams as a batch takes."""
-        self._priming = [job for job in self._priming if job.end is None]
-        if not self._priming:
-            return
-        jobs = self._priming[: self._scheduler.max_decode_batch]
-        size = self._runner.max_chunk_frames
-        pieces = [job.prefix_codes[job.primed : job.primed + size] for job in jobs]
-        self._meter.host()
-        self._runner.prime([job.in_scheduler.row for job in jobs], pieces)
-        self._meter.decode_seconds += self._meter.lap()
-        for job, piece in zip(jobs, pieces, strict=True):
-            job.primed += len(piece)
-            if not job.needs_priming:
-                self._priming.remove(job)
-                place = self._kept.place(job.prefix_codes)
-                if place is not None:
-                    self._runner.copy(job.in_scheduler.row, place)
-                self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
-
-    def decode(self, codes_RFN: Tensor, *, wait: bool) -> list[tuple[DecodeItem, DecodedChunk]]:
-        """Launch the chunks that are due, whose codes are in the talker's `codes_RFN`, and hand out what is done.
-
-        With `wait` the oldest launch is waited for: the caller has nothing else to do.
-        """
+    def launch(self) -> None:
+        """Launch a piece of the recordings that are to be heard, and the chunks that are due."""
+        if self._hearing.busy:
+            self._hearing.step()
         batch, meter = self._scheduler.next_decode(self._clock()), self._meter
+        if batch is None:
+            return
         meter.host()
-        if batch is not None:
-            self._in_flight.append(self._runner.launch(batch, codes_RFN))
-            meter.decode_batches += 1
-            meter.decode_rows += len(batch.items)
+        pieces = [self._codes(item.request.row, item.start, item.count) for item in batch.items]
+        self._in_flight.append(self._runner.launch(batch, pieces))
+        meter.decode_batches += 1
+        meter.decode_rows += len(batch.items)
+        meter.decode_seconds += meter.lap()
+
+    def collect(self) -> list[tuple[DecodeItem, DecodedChunk]]:
+        """What is done."""
         back: list[tuple[DecodeItem, DecodedChunk]] = []
-        while self._in_flight and (self._in_flight[0].done or (wait and not back)):
+        while self._in_flight and self._in_flight[0].done:
+            self._meter.host()
             flight = self._in_flight.popleft()
             chunks = self._runner.collect(flight)
             self._scheduler.collect_decode(flight.batch, self._clock())
             back += zip(flight.batch.items, chunks, strict=True)
-        meter.decode_seconds += meter.lap()
+            self._meter.decode_seconds += self._meter.lap()
         return back

@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from hocket.config import EngineConfig, Environment
 from hocket.core import PLAIN_VOICES, PromptRows, ResolvedSampling, VoiceTraits
-from hocket.engine.codec_runner import STRICT_STREAMS, CodecRunner, DecodedChunk, SamplesInFlight
+from hocket.engine.codec_runner import STRICT_STREAMS, CodecRunner, DecodedChunk, Place, SamplesInFlight
 from hocket.engine.conversions import Conversions
 from hocket.engine.plan import MemoryPlan, plan_memory
 from hocket.engine.references import ReferenceEncoder
@@ -42,8 +42,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class FrameRunner(Protocol):
     """What the engine asks of a talker runner; `TalkerRunner` says what each call does."""
 
-    @property
-    def codes_RFN(self) -> Tensor: ...  # noqa: N802
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None: ...
     def prefill(self, items: list[PrefillItem], page_table: PageTable) -> None: ...
     def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight: ...
@@ -54,13 +52,15 @@ class ChunkRunner(Protocol):
     """What the engine asks of a codec runner; `CodecRunner` says what each call does."""
 
     @property
-    def max_chunk_frames(self) -> int: ...
+    def hearing_slots(self) -> int: ...
     @property
-    def kept(self) -> Sequence[int]: ...
-    def start(self, row: int) -> None: ...
-    def copy(self, source: int, target: int) -> None: ...
-    def prime(self, rows: list[int], pieces: list[NDArray[np.int64]]) -> None: ...
-    def launch(self, batch: DecodeBatch, codes_RFN: Tensor) -> SamplesInFlight: ...
+    def hearing_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def kept(self) -> int: ...
+    def start(self, place: Place) -> None: ...
+    def copy(self, source: Place, target: Place, frames: int) -> None: ...
+    def hear(self, slots: list[int], pieces: list[NDArray[np.int64]], frames: int) -> None: ...
+    def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight: ...
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]: ...
 
 
@@ -116,7 +116,7 @@ def load_parts(
     talker = load_talker(folder, device=on, dtype=precision)
     loaded_codec = None
     if codec != "none":
-        loaded_codec = load_codec(codec_folder(folder, codec), device=on, dtype=precision)
+        loaded_codec = load_codec(codec_folder(folder, codec), device=codec_device(config, on), dtype=precision)
     return assemble(talker, loaded_codec, config)
 
 
@@ -129,6 +129,8 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     device = next(model.talker.parameters()).device
     if config.quantize == "fp8":
         check_fp8_device(device)
+        if codec is not None:
+            check_fp8_device(next(codec.parameters()).device)
         quantize_models(model.talker, codec)
         # K/V gets the room that the old weights took.
         torch.cuda.empty_cache()
@@ -161,7 +163,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
             rows=config.rows,
             chunk_sizes=config.chunks.sizes,
             max_batch=config.chunks.max_batch,
-            kept_rows=config.kept_streams,
+            kept=config.kept_streams,
             strict=config.strict,
         )
         references = ReferenceEncoder(
@@ -178,7 +180,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     )
     talker_runner.prepare()
     if codec_runner is not None:
-        codec_runner.prepare(talker_runner.codes_RFN)
+        codec_runner.prepare(talker.n_vq)
     return EngineParts(
         config=config,
         prompt=model.prompt,
@@ -252,18 +254,33 @@ def parse_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def parse_device(name: str) -> torch.device:
-    """ "cpu", "cuda" or "cuda:N"; raises ConfigError when it is another or not there."""
+def parse_device(name: str, param: str = "device") -> torch.device:
+    """ "cpu", "cuda" or "cuda:N"; raises ConfigError, about `param`, when it is another or not there."""
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device is {name!r}; use cpu, cuda or cuda:N", param="device") from None
+        raise ConfigError(f"{param} is {name!r}; use cpu, cuda or cuda:N", param=param) from None
     if device.type not in {"cpu", "cuda"}:
-        raise ConfigError(f"device is {name!r}; use cpu, cuda or cuda:N", param="device")
+        raise ConfigError(f"{param} is {name!r}; use cpu, cuda or cuda:N", param=param)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device is available here; use --device cpu", param="device")
+        raise ConfigError(f"{param} is {name!r}, but no CUDA device is available here; use cpu", param=param)
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise ConfigError(f"device is {name!r}, but there are {torch.cuda.device_count()} GPUs here", param="device")
+        there = torch.cuda.device_count()
+        raise ConfigError(f"{param} is {name!r}, but this machine has {there} GPU(s), from cuda:0 on", param=param)
+    return device
+
+
+def codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
+    """Where the codec of a talker on the device `talker` goes. Raises ConfigError."""
+    if config.codec_device is None:
+        return talker
+    device = parse_device(config.codec_device, "codec_device")
+    if device.type != talker.type:
+        raise ConfigError(
+            f"codec_device is {config.codec_device!r} and the talker's device {str(talker)!r}; two GPUs can share the "
+            "work, a GPU and a CPU cannot",
+            param="codec_device",
+        )
     return device
 
 

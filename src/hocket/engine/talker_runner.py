@@ -41,6 +41,11 @@ class FramesInFlight:
     batch: FrameBatch
     results: list[HostCopy]
 
+    @property
+    def done(self) -> bool:
+        """Whether collecting it would return at once."""
+        return all(copy.done for copy in self.results)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -214,7 +219,7 @@ class TalkerRunner:
     def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight:
         """Make one frame of every request in `batch` and feed it back; nothing waits for the device.
 
-        The codes also stay in `codes_RFN`, where the codec reads them.
+        The codes also stay in `codes_RFN`, where the next step reads them.
         """
         most = self._frame_sizes[-1]
         results = []

@@ -23,6 +23,7 @@ import torch
 import zmq
 
 from hocket.engine.engine import Engine
+from hocket.engine.loading import parse_device
 from hocket.engine.messages import EngineSpec, WireError
 from hocket.engine.worker import Worker, open_socket
 from hocket.errors import HocketError
@@ -38,6 +39,11 @@ def run_worker(endpoint: str, spec: EngineSpec) -> int:
     started = time.monotonic()
     # What `EngineConfig.cpu_threads` means by PyTorch's default.
     torch.set_num_threads(max(1, torch.get_num_threads() // spec.workers))
+    device = parse_device(spec.device)
+    if device.type == "cuda":
+        # This process's own: PyTorch sets up the current GPU on many occasions, and half a gigabyte of the first one
+        # would go to each worker.
+        torch.cuda.set_device(device.index or 0)
     engine = Engine.load(spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config)
     _LOG.info("event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started)
     with zmq.Context() as context, open_socket(context, endpoint) as socket:

@@ -5,6 +5,7 @@ There is no fallback: a kernel that cannot run raises.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -35,7 +36,11 @@ def _operation(twin: _F) -> _F:
 
     @functools.wraps(twin)
     def call(first: Tensor, *rest: object) -> object:
-        return (_kernels()[twin] if use_kernels(first) else twin)(first, *rest)
+        if not use_kernels(first):
+            return twin(first, *rest)
+        # Triton launches on the current GPU, wherever its arguments are.
+        with torch.cuda.device(first.device) if first.device.type == "cuda" else contextlib.nullcontext():
+            return _kernels()[twin](first, *rest)
 
     return cast("_F", call)
 

@@ -134,6 +134,16 @@ class StageRings:
         layers = tuple(RingKV(keys, values) for keys, values in zip(*storage, strict=True))
         return cls(spec.context_tokens, spec.tokens_per_frame, capacity, storage, layers)
 
+    def copy(self, row: int, target: StageRings, target_row: int, end: int) -> None:
+        """Copies what a token at position `end` can see of the stream on `row`, in runs that no ring has a seam in."""
+        position = max(0, end - self.context)
+        while position < end:
+            here, there = position % self.capacity, position % target.capacity
+            count = min(end - position, self.capacity - here, target.capacity - there)
+            run = self.storage[:, :, row, here : here + count]
+            target.storage[:, :, target_row, there : there + count].copy_(run)
+            position += count
+
     def window(self, rows_B: Tensor, offsets_B: Tensor, frames: int) -> RingWindow:
         """What the next `frames` frames of the rows need, after `offsets_B` frames."""
         return RingWindow(
@@ -195,13 +205,16 @@ class CodecState:
         """Starts new streams on these rows. Old keys and tails stay in memory and are never read."""
         self.offsets.index_fill_(0, rows_B, 0)
 
-    def copy(self, source: int, target: int) -> None:
-        """Makes the stream on row `target` go on where the one on `source` is."""
-        for stage in self.stages:
-            if stage is not None:
-                stage.storage[:, :, target].copy_(stage.storage[:, :, source])
-        for state in (self.tails, self.offsets):
-            state[target].copy_(state[source])
+    def copy(self, row: int, target: CodecState, target_row: int, frames: int) -> None:
+        """Makes the stream on `target_row` of `target` go on where the one on `row` is, which has seen `frames` frames.
+
+        The two may have rings of different sizes: what a next chunk can look back over is copied, position by position.
+        """
+        for mine, theirs in zip(self.stages, target.stages, strict=True):
+            if mine is not None and theirs is not None:
+                mine.copy(row, theirs, target_row, frames * mine.tokens_per_frame)
+        target.tails[target_row].copy_(self.tails[row])
+        target.offsets[target_row].fill_(frames)
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:
         """Counts `frames` valid frames ([B] or one number) on distinct rows."""

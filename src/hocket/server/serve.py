@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 import uvicorn
 import uvloop
 from fastapi import FastAPI
@@ -42,6 +43,7 @@ def serve(profile: Profile, home: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("httpx", "httpcore"):  # they log addresses, which users give
         logging.getLogger(name).setLevel(logging.WARNING)
+    _check_gpus(profile.gpus)
     listener = _listen(profile.server)
     try:
         voices = VoiceStore(
@@ -129,6 +131,12 @@ def uvicorn_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
     return _Uvicorn(config)
 
 
+def _check_gpus(wanted: int | None) -> None:
+    """Raises ConfigError when there are fewer GPUs than `wanted`; counting them sets up none."""
+    if wanted is not None and wanted > (there := torch.cuda.device_count()):
+        raise ConfigError(f"gpus is {wanted}, but PyTorch sees {there} of them on this machine; lower it", param="gpus")
+
+
 def _listen(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -160,11 +168,19 @@ def _plan(profile: Profile) -> list[str]:
     references = profile.engine.reference_cache.max_bytes / _MIB
     return [
         f"hocket   {__version__}",
-        f"model    {profile.served_name}, {profile.dtype} on {profile.device}{_times(profile.workers)}",
+        f"model    {profile.served_name}, {profile.dtype} on {_devices(profile)}{_times(profile.engine_count)}",
         f"memory   {plan.total_bytes / _MIB:,.1f} MiB = {shown}; {plan.rows} rows of {plan.context_rows:,} at most",
         f"         and {references:,.0f} MiB of the host for the codes of references, at most",
-        *([f"         all that {profile.workers} times"] if profile.workers > 1 else []),
+        *([f"         all that {profile.engine_count} times"] if profile.engine_count > 1 else []),
     ]
+
+
+def _devices(profile: Profile) -> str:
+    """Those of all engines, and their codecs'."""
+    last = (profile.gpus or 1) - 1
+    devices = f"cuda:0 to cuda:{last}" if last else profile.engine_specs[0].device
+    codec = profile.engine.codec_device
+    return devices if codec is None else f"{devices} (codec on {codec})"
 
 
 def _times(workers: int) -> str:

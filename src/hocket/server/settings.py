@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from hocket.config import EngineConfig, NonNegativeFloat, PositiveFloat, PositiveInt
 from hocket.core import StrictModel
@@ -81,11 +81,37 @@ class Profile(StrictModel):
     codec: str | None = None
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    #: Engines, each with `engine`'s rows in a process of its own, behind the one HTTP process. With the device `cuda`
-    #: each gets a GPU of its own.
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    #: GPUs that the engines are spread over, from `cuda:0` on; `device` must be `cuda`. None: all are on `device`.
+    gpus: PositiveInt | None = None
+    #: Engines, each with `engine`'s rows in a process of its own, behind the one HTTP process: a multiple of `gpus`.
+    #: None: one on each GPU.
+    workers: Annotated[int, Field(ge=1, le=256)] | None = None
     engine: EngineConfig = EngineConfig()
     server: ServerSettings = ServerSettings()
+
+    @field_validator("gpus")
+    @classmethod
+    def _gpus_are_numbered_here(cls, gpus: int | None, others: ValidationInfo) -> int | None:
+        device = others.data.get("device")
+        if gpus is not None and device != "cuda":
+            raise ValueError(
+                f"{gpus} GPUs were asked for, but the device is {device!r}; name a profile for GPUs (--profile latency "
+                "or throughput), or --set device=cuda"
+            )
+        return gpus
+
+    @field_validator("workers")
+    @classmethod
+    def _workers_fill_the_gpus(cls, workers: int | None, others: ValidationInfo) -> int | None:
+        gpus = others.data.get("gpus")
+        if workers is not None and gpus is not None and workers % gpus:
+            raise ValueError(f"{workers} engines cannot be shared out evenly over {gpus} GPUs; give a multiple")
+        return workers
+
+    @property
+    def engine_count(self) -> int:
+        """Engines behind the one HTTP process."""
+        return self.workers or self.gpus or 1
 
     @property
     def engine_specs(self) -> list[EngineSpec]:
@@ -94,13 +120,13 @@ class Profile(StrictModel):
             EngineSpec(
                 model=self.model,
                 codec=self.codec,
-                device=f"cuda:{i}" if self.device == "cuda" and self.workers > 1 else self.device,
+                device=self.device if self.gpus is None else f"cuda:{i % self.gpus}",
                 dtype=self.dtype,
                 config=self.engine,
-                workers=self.workers,
+                workers=self.engine_count,
                 drain_seconds=self.server.drain_seconds,
             )
-            for i in range(self.workers)
+            for i in range(self.engine_count)
         ]
 
     @property

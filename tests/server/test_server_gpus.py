@@ -1,0 +1,146 @@
+"""Engines on several GPUs behind one address: which gets which, what is refused, and who gets the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+from cli_runner import run
+from hocket.client import EngineClient, State
+from hocket.core import SpeechRequest
+from hocket.engine.engine import Engine
+from hocket.engine.messages import EngineSpec
+from hocket.engine.worker_process import run_worker
+from hocket.errors import ConfigError
+from hocket.pool import EnginePool
+from hocket.server.profiles import load_profile, parse_settings
+from hocket.server.serve import _plan, serve
+from hocket.server.settings import Profile
+
+
+def profile(*settings: str) -> Profile:
+    return load_profile("default", parse_settings(settings)).profile
+
+
+def devices(*settings: str) -> list[str]:
+    return [spec.device for spec in profile(*settings).engine_specs]
+
+
+def test_each_engine_gets_its_gpu() -> None:
+    assert devices("device=cuda", "gpus=1") == ["cuda:0"]
+    assert devices("device=cuda", "gpus=3") == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices("device=cuda", "gpus=2", "workers=2") == ["cuda:0", "cuda:1"]
+    assert devices("device=cuda", "gpus=2", "workers=6") == ["cuda:0", "cuda:1"] * 3
+    specs = profile("device=cuda", "gpus=2", "workers=4").engine_specs
+    assert [spec.workers for spec in specs] == [4] * 4, "they share the cores of one machine"
+
+
+def test_the_command_line_and_a_profile_say_it(tmp_path: Path) -> None:
+    done = run("serve", "--gpus", "2", "--profile", "latency", "--print-config")
+    assert re.search(r"^gpus +2 +# flag$", done.out, re.MULTILINE)
+    assert re.search(r"^workers +null +# built in$", done.out, re.MULTILINE)
+    file = tmp_path / "two.yaml"
+    file.write_text("extends: throughput\ngpus: 2\n", encoding="utf-8")
+    assert [spec.device for spec in load_profile(str(file)).profile.engine_specs] == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "2"), "gpus (flag): 2 GPUs were asked for, but the device is 'cpu'; name a profile for GPUs"),
+        (("--gpus", "2", "--set", "device=cuda:1"), "gpus (flag): 2 GPUs were asked for, but the device is 'cuda:1';"),
+        (("--gpus", "0", "--set", "device=cuda"), "gpus is 0 (flag): input should be greater than or equal to 1"),
+        (
+            ("--gpus", "2", "--workers", "3", "--set", "device=cuda"),
+            "workers (flag): 3 engines cannot be shared out evenly over 2 GPUs; give a multiple",
+        ),
+        (
+            ("--gpus", "4", "--workers", "2", "--set", "device=cuda"),
+            "workers (flag): 2 engines cannot be shared out evenly over 4 GPUs; give a multiple",
+        ),
+    ],
+)
+def test_what_does_not_go_together(arguments: tuple[str, ...], message: str) -> None:
+    done = run("serve", *arguments, "--print-config")
+    assert done.code == 2
+    assert message in done.error
+
+
+def test_more_than_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="gpus is 3, but PyTorch sees 2 of them on this machine; lower it") as caught:
+        serve(profile("device=cuda", "gpus=3", "server.port=0"), tmp_path)
+    assert caught.value.param == "gpus"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_lines_say_where(golden: Path) -> None:
+    model = (f"model={golden / 'local_tiny'}", f"codec={golden / 'codec2_tiny'}", "device=cuda")
+    plan = "\n".join(_plan(profile(*model, "gpus=2", "workers=4", "engine.codec_device=cuda:3")))
+    assert "on cuda:0 to cuda:1 (codec on cuda:3), 4 engines\n" in plan
+    assert plan.endswith("all that 4 times")
+    assert "float32 on cuda\n" in "\n".join(_plan(profile(*model)))
+
+
+class FakeClient:
+    """Of an engine whose requests never end."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.state: State = "ready"
+        self.open_requests = 0
+
+    async def submit(self, request: SpeechRequest, **_: object) -> str:
+        self.open_requests += 1
+        return self.spec.device
+
+
+def test_requests_go_to_the_gpu_with_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[FakeClient] = []
+
+    async def start(spec: EngineSpec, **_: object) -> FakeClient:
+        clients.append(FakeClient(spec))
+        return clients[-1]
+
+    monkeypatch.setattr(EngineClient, "start", start)
+
+    async def given(pool: EnginePool, count: int) -> list[str]:
+        return [str(await pool.submit(SpeechRequest(text="Hello."))) for _ in range(count)]
+
+    async def speak() -> None:
+        pool = await EnginePool.start(profile("device=cuda", "gpus=3").engine_specs)
+        assert [client.spec.device for client in clients] == ["cuda:0", "cuda:1", "cuda:2"]
+        assert sorted(await given(pool, 6)) == sorted(["cuda:0", "cuda:1", "cuda:2"] * 2)
+        clients[1].open_requests = 0
+        assert await given(pool, 2) == ["cuda:1"] * 2
+        clients[2].state, clients[2].open_requests = "down", 0
+        assert sorted(await given(pool, 4)) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+    asyncio.run(speak())
+
+
+class LoadedError(Exception):
+    """The engine would be loaded now."""
+
+
+def test_a_worker_keeps_to_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def load(*_: object, device: str, **__: object) -> NoReturn:
+        calls.append(device)
+        raise LoadedError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(Engine, "load", load)
+    for spec in profile("device=cuda", "gpus=2").engine_specs:
+        with pytest.raises(LoadedError):
+            run_worker("ipc:///nowhere", spec)
+    assert calls == [0, "cuda:0", 1, "cuda:1"]
