@@ -53,7 +53,9 @@ class InstantTalker:
 
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None: ...
 
-    def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight:
+    joins_prefill = True
+
+    def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()) -> FramesInFlight:
         return FramesInFlight(batch, [NOTHING])
 
     def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]:

@@ -74,7 +74,14 @@ def test_replays_speak_as_calls_do(
     config = CONFIG.model_copy(update={"kv_rows": kv_rows})
     codes, samples, preemptions = hear(config)
     assert (preemptions > 0) == (kv_rows is not None)
-    assert {key[0] for key in recorded if isinstance(key, tuple)} == {"pages", "draw", "advance", "row", "hearing"}
+    assert {key[0] for key in recorded if isinstance(key, tuple)} == {
+        "pages",
+        "draw",
+        "advance",
+        "joined",
+        "row",
+        "hearing",
+    }
     monkeypatch.undo()
     plain_codes, plain_samples, _ = hear(config)
     assert all(map(np.array_equal, codes, plain_codes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from hocket.config import EngineConfig
 from hocket.core import AudioArray, AudioChunk, RequestEnd, Sampling, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.engine.loading import EngineParts, assemble
-from hocket.engine.request import FrameBatch
+from hocket.engine.request import FrameBatch, PrefillItem
 from hocket.engine.talker_runner import FramesInFlight, PageTable, TalkerRunner
 from hocket.models.family import Codec, LoadedTalker
 from hocket.models.moss_local.talker import STOP, MossLocalTalker
@@ -184,10 +184,12 @@ class Listener:
         assert isinstance(runner, TalkerRunner)
         launch = runner.launch
 
-        def record_and_launch(batch: FrameBatch, page_table: PageTable) -> FramesInFlight:
+        def record_and_launch(
+            batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()
+        ) -> FramesInFlight:
             for request, frame in zip(batch.requests, batch.frames, strict=True):
                 self.hidden[request.id, frame] = runner._hidden_RD[request.row].numpy().tobytes()
-            return launch(batch, page_table)
+            return launch(batch, page_table, items)
 
         runner.launch = record_and_launch  # type: ignore[method-assign]
 

@@ -255,10 +255,11 @@ class Engine:
             self._prepare()
             if self._talker.can_launch:
                 self._admit()
-                self._talker.prefill()
                 self._talker.launch()
             while not self._take():
+                self._meter.host()
                 time.sleep(_POLL_SECONDS)
+                self._meter.waited(for_frames=self._talker.busy)
             self._finish()
             if not self._jobs:
                 self.check_integrity()

@@ -13,7 +13,7 @@ from hocket.engine.codec_runner import DecodedChunk, Place, SamplesInFlight
 from hocket.engine.hearing import Hearing
 from hocket.engine.job import Job
 from hocket.engine.loading import ChunkRunner, EngineParts
-from hocket.engine.request import DecodeItem, FrameBatch
+from hocket.engine.request import DecodeItem, FrameBatch, PrefillItem
 from hocket.engine.runaway import LoopDetector
 from hocket.engine.scheduler import Scheduler
 from hocket.engine.statistics import Meter
@@ -43,16 +43,6 @@ class TalkerLane:
         assert job.prompt is not None  # it was queued
         self._runner.start(row, job.sampling, job.seed, job.request.min_frames, job.prompt)
 
-    def prefill(self) -> None:
-        """Compute prompts, as much as a step may."""
-        items = self._scheduler.next_prefill()
-        if not items:
-            return
-        self._meter.host()
-        self._runner.prefill(items, self._scheduler.page_table)
-        self._meter.prefill_seconds += self._meter.lap()
-        self._scheduler.finish_prefill(items, self._clock())
-
     @property
     def can_launch(self) -> bool:
         """Whether another frame may be launched: all that were have been read, or all but one with lookahead."""
@@ -64,14 +54,35 @@ class TalkerLane:
         return len(self._in_flight) > self._ahead
 
     def launch(self) -> None:
-        """Launch a frame of everybody."""
-        batch, meter = self._scheduler.next_frames(), self._meter
-        meter.host()
-        if batch.requests:
-            self._in_flight.append(self._runner.launch(batch, self._scheduler.page_table))
-            meter.frame_batches += 1
-            meter.frame_rows += len(batch.requests)
+        """Compute prompts, as much as a step may, and launch a frame of everybody.
+
+        Where the runner computes both in one pass, those whose prompt is now complete speak from the next step on, which
+        comes sooner for it; but not if nobody else is speaking.
+        """
+        scheduler, runner = self._scheduler, self._runner
+        self._meter.host()
+        batch = scheduler.next_frames() if runner.joins_prefill else None
+        items = scheduler.next_prefill()
+        if batch is not None and batch.requests:
+            self._launch(batch, items)
+            scheduler.finish_prefill(items, self._clock())
+            return
+        if items:
+            self._meter.host()
+            runner.prefill(items, scheduler.page_table)
+            self._meter.prefill_seconds += self._meter.lap()
+            scheduler.finish_prefill(items, self._clock())
+        self._launch(scheduler.next_frames(), [])
+
+    def _launch(self, batch: FrameBatch, items: list[PrefillItem]) -> None:
         self._ahead = 1 if self._lookahead and batch.requests else 0
+        if not batch.requests:
+            return
+        meter = self._meter
+        meter.host()
+        self._in_flight.append(self._runner.launch(batch, self._scheduler.page_table, items))
+        meter.frame_batches += 1
+        meter.frame_rows += len(batch.requests)
         meter.frame_seconds += meter.lap()
 
     def collect(self) -> bool:

@@ -38,6 +38,13 @@ class Meter:
         seconds, self.lap_at = now - self.lap_at, now
         return seconds
 
+    def waited(self, *, for_frames: bool) -> None:
+        """Since the last lap nothing was done but wait for the device."""
+        if for_frames:
+            self.frame_seconds += self.lap()
+        else:
+            self.decode_seconds += self.lap()
+
     def host(self) -> None:
         """What was done since the last lap was the engine's own work."""
         self.host_seconds += self.lap()

@@ -28,8 +28,12 @@ from hocket.models.kv_cache import KVPages, PagedBatch
 #: size: a result's bits depend on the shape it was computed in.
 STRICT_ROWS = {"cpu": 16, "cuda": 128}
 STRICT_PAGES = {"cpu": 1, "cuda": 16}
-#: Most pages of a prefill batch on a GPU.
-MAX_PREFILL_PAGES = 64
+#: Most rows of a prefill batch on a GPU.
+MAX_PREFILL_ROWS = 2048
+#: Sizes of batches in which frames and pages (in rows) go through the backbone together: coarser than by themselves,
+#: since both are many rows of one matrix.
+JOINED_FRAMES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+JOINED_PAGE_ROWS = (128, 256, 384, 512, 768, 1024)
 
 PageTable = NDArray[np.int32]
 
@@ -102,7 +106,12 @@ class TalkerRunner:
         if strict:
             self._frame_sizes, self._page_sizes = [STRICT_ROWS[kind]], [STRICT_PAGES[kind]]
         else:
-            self._frame_sizes, self._page_sizes = batch_sizes(rows), batch_sizes(MAX_PREFILL_PAGES)
+            self._frame_sizes = batch_sizes(rows)
+            self._page_sizes = batch_sizes(max(1, MAX_PREFILL_ROWS // page_rows))
+        self._joined_sizes = (
+            [*(size for size in JOINED_FRAMES if size < rows), rows],
+            sorted({max(1, count // page_rows) for count in JOINED_PAGE_ROWS}),
+        )
 
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None:
         """Claim `row` for a new request: everything that an earlier owner left there is overwritten.
@@ -132,8 +141,19 @@ class TalkerRunner:
                 for has_penalty in (True, False):
                     self._draw(places, has_penalty)
                 self._advance(places, None, None)
+            if self.joins_prefill:
+                for size in reversed(self._joined_sizes[0]):
+                    for pages in reversed(self._joined_sizes[1]):
+                        self._advance_joined(
+                            self._put_frames([], [], [], size), [Piece(self._scratch_row, nothing, 0, True)] * pages
+                        )
 
     # ---- prefill
+
+    @property
+    def joins_prefill(self) -> bool:
+        """Whether prompts go through the backbone together with frames, so that its weights are read once for both."""
+        return self._launcher.records and not self._strict
 
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None:
         """Cache the K/V rows of each item: prompt rows, or the frames of a request that was preempted.
@@ -142,15 +162,12 @@ class TalkerRunner:
         """
         with self._launcher.active():
             self._put_table(page_table)
-            pieces: list[Piece] = []
-            for item in items:
-                if self._strict and item.start >= item.request.prompt_rows:
-                    self._replay(item)
-                else:
-                    pieces += self._pieces(item)
-            most = self._page_sizes[-1] if self._has_fixed_shapes else len(pieces)
-            for i in range(0, len(pieces), most or 1):
-                self._run_pages(pieces[i : i + most])
+            self._prefill(self._pieces(items))
+
+    def _prefill(self, pieces: Sequence[Piece]) -> None:
+        most = self._page_sizes[-1] if self._has_fixed_shapes else len(pieces)
+        for i in range(0, len(pieces), most or 1):
+            self._run_pages(pieces[i : i + most])
 
     @property
     def _has_fixed_shapes(self) -> bool:
@@ -161,29 +178,33 @@ class TalkerRunner:
         """
         return self._strict or self._launcher.records
 
-    def _pieces(self, item: PrefillItem) -> list[Piece]:
-        row, first_frame = item.request.row, item.start - item.request.prompt_rows
-        if first_frame < 0:
-            rows_TR = item.request.prompt[item.start : item.start + item.count]
-        else:
-            # A frame is a row like any other. Fetching it waits for the device; preemptions are rare.
-            frames = slice(first_frame, first_frame + item.count)
-            texts_F1, codes_FN = self._texts_RF[row, frames, None], self.codes_RFN[row, frames]
-            rows_TR = torch.cat([texts_F1, codes_FN], 1).long().cpu().numpy()
-        size = self._page_rows if self._has_fixed_shapes else item.count
-        return [
-            Piece(row, rows_TR[i : i + size], item.start + i, i + size >= item.count)
-            for i in range(0, item.count, size)
-        ]
+    def _pieces(self, items: Sequence[PrefillItem]) -> list[Piece]:
+        pieces = []
+        for item in items:
+            row, first_frame = item.request.row, item.start - item.request.prompt_rows
+            if first_frame < 0:
+                rows_TR = item.request.prompt[item.start : item.start + item.count]
+            elif self._strict:
+                self._replay(item)
+                continue
+            else:
+                # A frame is a row like any other. Fetching it waits for the device; preemptions are rare.
+                frames = slice(first_frame, first_frame + item.count)
+                texts_F1, codes_FN = self._texts_RF[row, frames, None], self.codes_RFN[row, frames]
+                rows_TR = torch.cat([texts_F1, codes_FN], 1).long().cpu().numpy()
+            size = self._page_rows if self._has_fixed_shapes else item.count
+            pieces += [
+                Piece(row, rows_TR[i : i + size], item.start + i, i + size >= item.count)
+                for i in range(0, item.count, size)
+            ]
+        return pieces
 
-    def _run_pages(self, pieces: Sequence[Piece]) -> None:
-        """Compute pieces, each of which needs no rows but those of earlier ones and of earlier calls.
-
-        Attention comes after all new keys and values of its layer are cached, so pieces may follow one another here.
+    def _put_pieces(self, pieces: Sequence[Piece], size: int) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        """Prompt rows int64 [size, T, R]; their request rows, K/V rows, counts and rows to keep, int64 [4, size]; and
+        where each ends, on the host.
         """
         counts = [len(piece.rows_TR) for piece in pieces]
         length = self._page_rows if self._has_fixed_shapes else max(counts)
-        size = self._padded(self._page_sizes, len(pieces))
         rows_BTR = np.zeros((size, length, pieces[0].rows_TR.shape[1]), np.int64)
         numbers = np.zeros((4, size), np.int64)
         numbers[0], numbers[3] = self._scratch_row, self._scratch_row
@@ -191,19 +212,30 @@ class TalkerRunner:
             rows_BTR[i, : counts[i]] = piece.rows_TR
             kept = piece.row if piece.is_last else self._scratch_row
             numbers[:, i] = (piece.row, piece.start, counts[i], kept)
-        rows, places = self._put("prompt rows", rows_BTR), self._put("pieces", numbers)
-        lengths = self._lengths(numbers[1] + numbers[2])
-        width = self._width(int((numbers[1] + numbers[2]).max()))
+        return self._put("prompt rows", rows_BTR), self._put("pieces", numbers), numbers[1] + numbers[2]
+
+    def _run_pages(self, pieces: Sequence[Piece]) -> None:
+        """Compute pieces, each of which needs no rows but those of earlier ones and of earlier calls.
+
+        Attention comes after all new keys and values of its layer are cached, so pieces may follow one another here.
+        """
+        size = self._padded(self._page_sizes, len(pieces))
+        rows_BTR, places, ends = self._put_pieces(pieces, size)
+        lengths, width = self._lengths(ends), self._width(int(ends.max()))
 
         def compute() -> None:
-            rows_B, starts_B, counts_B, kept_B = places.unbind(0)
-            x_BTD = self.talker.embed(rows, self._voice_RD[rows_B])
+            rows_B, starts_B, counts_B, _ = places.unbind(0)
+            x_BTD = self.talker.embed(rows_BTR, self._voice_RD[rows_B])
             batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
-            hidden_BTD = self.talker.backbone(x_BTD, self._kv, batch)
-            last_B = (counts_B - 1).clamp(min=0)
-            self._hidden_RD[kept_B] = hidden_BTD[torch.arange(size, device=self._device), last_B]
+            self._keep(self.talker.backbone(x_BTD, self._kv, batch), places)
 
         self._launcher.run(("pages", size), compute)
+
+    def _keep(self, hidden_BTD: Tensor, places: Tensor) -> None:
+        """The last hidden states of pieces become their requests'."""
+        _, _, counts_B, kept_B = places.unbind(0)
+        last_B = (counts_B - 1).clamp(min=0)
+        self._hidden_RD[kept_B] = hidden_BTD[torch.arange(len(last_B), device=self._device), last_B]
 
     def _replay(self, item: PrefillItem) -> None:
         """Compute the K/V of frames again, in the very way that they were computed when they were made."""
@@ -216,15 +248,19 @@ class TalkerRunner:
 
     # ---- frames
 
-    def launch(self, batch: FrameBatch, page_table: PageTable) -> FramesInFlight:
+    def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()) -> FramesInFlight:
         """Make one frame of every request in `batch` and feed it back; nothing waits for the device.
 
-        The codes also stay in `codes_RFN`, where the next step reads them.
+        `items` are prefilled beside them, where the runner `joins_prefill`. The codes also stay in `codes_RFN`, where
+        the next step reads them.
         """
         most = self._frame_sizes[-1]
         results = []
         with self._launcher.active():
             self._put_table(page_table)
+            pieces = self._pieces(items)
+            apart = max(0, len(pieces) - self._joined_sizes[1][-1])
+            self._prefill(pieces[:apart])
             for i in range(0, len(batch.rows), most):
                 rows, frames, starts = (field[i : i + most] for field in (batch.rows, batch.frames, batch.starts))
                 places = self._put_frames(rows, frames, starts, self._padded(self._frame_sizes, len(rows)))
@@ -233,8 +269,12 @@ class TalkerRunner:
                 )
                 drawn = self._draw(places, self._sampling.any_penalty(rows), host_rows)
                 results.append(self._copies.start(drawn[: len(rows)]))
-                ends = np.array(starts) + 1
-                self._advance(places, self._width(int(ends.max())), self._lengths(ends))
+                if pieces:
+                    size = next(size for size in self._joined_sizes[0] if size >= len(rows))
+                    self._advance_joined(self._put_frames(rows, frames, starts, size), pieces[apart:])
+                else:
+                    ends = np.array(starts) + 1
+                    self._advance(places, self._width(int(ends.max())), self._lengths(ends))
                 self._copies.settle()
         return FramesInFlight(batch, results)
 
@@ -268,16 +308,38 @@ class TalkerRunner:
         return self._launcher.run(("draw", places.shape[1], has_penalty), draw)
 
     def _advance(self, places: Tensor, width: int | None, lengths: tuple[int, ...] | None) -> None:
-        """Feed the frames at `places` to the backbone, each with the text that goes with it."""
+        """Feed the frames at `places` to the backbone."""
 
         def advance() -> None:
-            rows_B, frames_B, starts_B, counts_B = places.unbind(0)
-            codes_BN, texts_B = self.codes_RFN[rows_B, frames_B].long(), self._texts_RF[rows_B, frames_B].long()
-            x_BTD = self.talker.embed_frame(codes_BN, texts_B)[:, None]
-            batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
-            self._hidden_RD[rows_B] = self.talker.backbone(x_BTD, self._kv, batch)[:, 0]
+            x_BD, batch = self._frame_inputs(places, width, lengths)
+            self._hidden_RD[places[0]] = self.talker.backbone(x_BD[:, None], self._kv, batch)[:, 0]
 
         self._launcher.run(("advance", places.shape[1]), advance)
+
+    def _advance_joined(self, places: Tensor, pieces: Sequence[Piece]) -> None:
+        """Feed the frames at `places` to the backbone, and pieces of prompts beside them."""
+        size = next(size for size in self._joined_sizes[1] if size >= len(pieces))
+        rows_PTR, page_places, _ = self._put_pieces(pieces, size)
+
+        def advance() -> None:
+            x_BD, frames = self._frame_inputs(places, None, None)
+            rows_P, starts_P, counts_P, _ = page_places.unbind(0)
+            x_PTD = self.talker.embed(rows_PTR, self._voice_RD[rows_P])
+            pages = PagedBatch(self._table.tensor[rows_P], starts_P, counts_P)
+            hidden_BD, hidden_PTD = self.talker.backbone.joined(x_BD, frames, x_PTD, pages, self._kv)
+            self._hidden_RD[places[0]] = hidden_BD
+            self._keep(hidden_PTD, page_places)
+
+        self._launcher.run(("joined", places.shape[1], size), advance)
+
+    def _frame_inputs(
+        self, places: Tensor, width: int | None, lengths: tuple[int, ...] | None
+    ) -> tuple[Tensor, PagedBatch]:
+        """Backbone inputs [B, D] of the frames at `places`, each with the text that goes with it, and their batch."""
+        rows_B, frames_B, starts_B, counts_B = places.unbind(0)
+        codes_BN, texts_B = self.codes_RFN[rows_B, frames_B].long(), self._texts_RF[rows_B, frames_B].long()
+        batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
+        return self.talker.embed_frame(codes_BN, texts_B), batch
 
     # ---- both
 

@@ -92,6 +92,9 @@ class Talker(Protocol):
 
 class Backbone(Protocol):
     def __call__(self, x_BTD: Tensor, kv: KVPages, batch: PagedBatch) -> Tensor: ...
+    def joined(
+        self, x_BD: Tensor, frames: PagedBatch, x_PTD: Tensor, pages: PagedBatch, kv: KVPages
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class CodecConfig(Protocol):

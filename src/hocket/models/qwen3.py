@@ -131,6 +131,27 @@ class Qwen3Backbone(nn.Module):
 
         return self._run(x_BTD, attend)
 
+    def joined(
+        self, x_BD: Tensor, frames: PagedBatch, x_PTD: Tensor, pages: PagedBatch, kv: KVPages
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states [B, D] of one new row each of B sequences, and [P, T, D] of pieces of others, in one pass.
+
+        The same as two calls with `frames` and with `pages`, but for rounding: weights are read once for both.
+        """
+        plans = PagedPlan.of(frames, 1, kv.page_rows), PagedPlan.of(pages, x_PTD.shape[1], kv.page_rows)
+        slots = torch.cat([plan.slots for plan in plans])
+        rope = self._rope(torch.cat([plan.positions_BT.flatten() for plan in plans]), x_BD.dtype)
+        count, shape = len(x_BD), x_PTD.shape[:2]
+
+        def attend(qkv_1ME: Tensor, attention: Qwen3Attention, layer: int) -> Tensor:
+            q_MHK = attention.append(qkv_1ME, rope, slots, kv.keys[layer], kv.values[layer])[0]
+            out_B1HK = paged_attention(q_MHK[:count, None], kv, layer, plans[0])
+            out_PTHK = paged_attention(q_MHK[count:].view(*shape, *q_MHK.shape[1:]), kv, layer, plans[1])
+            return torch.cat([out_B1HK.flatten(0, 1), out_PTHK.flatten(0, 1)]).flatten(1)[None]
+
+        hidden_MD = self._run(torch.cat([x_BD, x_PTD.flatten(0, 1)])[None], attend)[0]
+        return hidden_MD[:count], hidden_MD[count:].view(*shape, -1)
+
     def frame_kv(self, rows: int, positions: int, dtype: torch.dtype, device: torch.device) -> FrameKV:
         """An empty cache for `frame_step` over so many positions of B = `rows`."""
         config = self.config
