@@ -16,7 +16,7 @@ VOICE_BIN   := $(VOICE_VENV)/bin
 VOICE_STAMP := $(VOICE_VENV)/.installed
 CHECK       ?= --targets
 
-.PHONY: say test test-all test-browser fuzz voice-check lint format types clean
+.PHONY: say test test-all test-browser fuzz voice-check gpu-check lint format types clean
 
 say: $(STAMP)
 	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
@@ -41,6 +41,10 @@ voice-check: $(VOICE_STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --group fuzz
 	$(BIN)/pytest -m slow tests/server/test_server_fuzz.py
+
+# On a machine with a GPU: kernels against their twins, goldens, graphs, strict mode at a full batch, a short benchmark. Five minutes.
+gpu-check: $(STAMP)
+	$(BIN)/python benchmarks/gpu_check.py --json gpu-check.json
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

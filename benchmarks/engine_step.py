@@ -76,6 +76,7 @@ class InstantCodec:
             for count in range(max_chunk_frames + 1)
         ]
 
+    packs = True
     kept = 0
     hearing_slots = 4
 

@@ -297,6 +297,14 @@ def codec_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.dev
     yield Case(f"rotate_append {label}", rows * (12 * width + 4 * size), append)
     nbytes = 4 * streams * width * (tokens + context - 1 + tokens)
     yield Case(f"ring_attention {label}, {context} of context", nbytes, attend, 4.0 * rows * width * context)
+    yield from packed_cases(stage, streams, frames, on)
+    ffn = stage.ffn_dim
+
+    def activate() -> Callable[[], object]:
+        x = randn(streams, tokens, ffn, on=on)
+        return lambda: kernel(reference.gelu)(x)
+
+    yield Case(f"gelu {rows} x {ffn}", 4 * rows * ffn, activate)
     weight = torch.ones(width, device=on)
     bias = torch.zeros_like(weight)
 
@@ -313,6 +321,39 @@ def codec_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.dev
         (reference.scaled_add_layer_norm, 12),
     ):
         yield Case(f"{twin.__name__} {rows} x {width}", rows * width * moved, partial(norm, twin))
+
+
+def packed_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
+    """Streams of 1, 2, .. `frames` frames, and again from 1 on."""
+    heads, size, width, unit = stage.heads, stage.head_dim, stage.width, stage.tokens_per_frame
+    context, start = stage.context_tokens, 1000
+    capacity = context + frames * unit
+    counts = [1 + stream % frames for stream in range(streams)]
+    tokens = sum(counts) * unit
+    counts_S = torch.tensor(counts, device=on)
+    rows_S, firsts_S = torch.randperm(streams, device=on), counts_S.cumsum(0) - counts_S
+    rows_F = rows_S.repeat_interleave(counts_S)
+    positions_F = start + torch.arange(len(rows_F), device=on) - firsts_S.repeat_interleave(counts_S)
+    angles = torch.randn(tokens, size // 2, device=on)
+    cos, sin = angles.cos(), angles.sin()
+
+    def rings() -> tuple[Tensor, Tensor]:
+        keys, values = (randn(streams, capacity, heads, size, on=on) for _ in range(2))
+        return keys, values
+
+    def append() -> Callable[[], object]:
+        qkv, (keys, values) = randn(tokens, 3 * width, on=on), rings()
+        return lambda: kernel(reference.rotate_append_packed)(qkv, cos, sin, rows_F, positions_F, keys, values)
+
+    def attend() -> Callable[[], object]:
+        q, (keys, values) = randn(tokens, heads, size, on=on), rings()
+        packed = (rows_S, torch.full_like(rows_S, start), counts_S, firsts_S, unit, frames, context)
+        return lambda: kernel(reference.ring_attention_packed)(q, keys, values, *packed)
+
+    label = f"{streams} x {unit} to {frames * unit} x {heads} x {size}"
+    yield Case(f"rotate_append_packed {label}", tokens * (12 * width + 4 * size), append)
+    nbytes = 4 * width * (2 * tokens + streams * (context - 1))
+    yield Case(f"ring_attention_packed {label}, {context} of context", nbytes, attend, 4.0 * tokens * width * context)
 
 
 def snake_cases(codec: Qwen3CodecConfig, streams: int, frames: int, on: torch.device) -> Iterator[Case]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src/hocket"
-NO_TORCH = ["scheduler", "memory", "chunks", "runaway", "request"]
+NO_TORCH = ["scheduler", "memory", "chunks", "runaway", "request", "batches"]
 
 
 def imported(path: Path) -> set[str]:

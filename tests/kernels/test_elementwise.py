@@ -36,6 +36,29 @@ def test_silu_of_what_exp_cannot_hold(device: torch.device) -> None:
 
 
 @both
+@pytest.mark.parametrize("shape", [(1,), (7, 24), (2, 3, 128), (5, 2600)], ids=str)
+def test_gelu(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    x = _some(shape, dtype, device) / 3.0
+    actual = elementwise.gelu(x)
+    assert actual.shape == shape
+    assert_close(actual, reference.gelu(x))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in multiply")  # of the interpreter
+def test_gelu_from_one_end_to_the_other(device: torch.device) -> None:
+    """Against float64, to a few roundings of float32 where the result is more than its tail."""
+    x = torch.cat((torch.linspace(-12.0, 12.0, 20_001), torch.tensor([0.0, 1e-30, -1e-30, 1e4, -1e4, 3e38, -3e38])))
+    exact = torch.nn.functional.gelu(x.double())
+    error = (elementwise.gelu(x.to(device)).cpu().double() - exact).abs()
+    assert (error <= 2e-6 * exact.abs() + 1e-8 * (x < -3)).all()
+
+
+def test_gelu_of_a_slice_is_refused(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        elementwise.gelu(torch.ones(4, 8, device=device)[:, :5])
+
+
+@both
 @shapes
 def test_silu_mul_fp8(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     gate_up = _some(shape, dtype, device)

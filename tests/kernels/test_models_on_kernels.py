@@ -10,7 +10,10 @@ import torch
 
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import Sampling, Speech, SpeechRequest
+from hocket.engine.codec_runner import CodecRunner
 from hocket.engine.engine import Engine
+from hocket.engine.graphs import Launcher
+from hocket.engine.talker_runner import TalkerRunner
 from hocket.kernels import ops
 
 #: The interpreter computes what a mask then hides.
@@ -64,5 +67,24 @@ def test_kernels_speak_as_plain_pytorch_does(
     monkeypatch.setattr(ops, "use_kernels", lambda x: False)
     for one, plain in zip(heard, speak(family, requests(family), torch.device("cpu")), strict=True):
         assert len(plain.codes) >= 5
+        assert np.array_equal(one.codes, plain.codes)
+        np.testing.assert_allclose(one.samples, plain.samples, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("_kernels_everywhere")
+def test_packed_chunks_and_joined_prompts_speak_as_plain_pytorch_does(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs on a GPU alone, where programs are recorded."""
+    monkeypatch.setattr(Launcher, "records", property(lambda self: True))
+    for runner in (TalkerRunner, CodecRunner):
+        monkeypatch.setattr(runner, "prepare", lambda *_: None)  # some hundred batch sizes
+    voice = np.random.default_rng(0).integers(0, 16, (11, 12))
+    some = [
+        one.model_copy(update={"reference": voice, "reference_text": "So.", "voice": None}) for one in requests("moss")
+    ]
+    heard = speak("moss", some, device)
+    monkeypatch.undo()
+    for one, plain in zip(heard, speak("moss", some, torch.device("cpu")), strict=True):
         assert np.array_equal(one.codes, plain.codes)
         np.testing.assert_allclose(one.samples, plain.samples, atol=1e-4, rtol=1e-3)

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from hocket.kernels import reference
-from hocket.kernels.ring_attention import ring_attention
+from hocket.kernels.ring_attention import ring_attention, ring_attention_packed
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -178,3 +178,110 @@ def test_rings_too_small(device: torch.device) -> None:
     streams = Streams(device, ends=[8], capacity=10)
     with pytest.raises(ValueError, match="need rings of 11, not 10"):
         ring_attention(*streams.arguments([0], 8), 4)
+
+
+# ---- packed
+
+
+CONTEXT, TOKENS_PER_FRAME, MAX_FRAMES = 21, 6, 13
+COUNTS = [3, MAX_FRAMES, 0, 1, 7, 0]
+#: In frames. Some begin, one has gone round its ring, one begins where a block of keys does.
+STARTS = [0, 1, 5, 64, 40, 0]
+
+
+def packed_streams(device: torch.device, dtype: torch.dtype, heads: int = 2, size: int = 16) -> Streams:
+    """NaN in every slot that no token of theirs may see, and in the whole ring of one without frames."""
+    ends = [(start + count) * TOKENS_PER_FRAME for start, count in zip(STARTS, COUNTS, strict=True)]
+    capacity = CONTEXT + MAX_FRAMES * TOKENS_PER_FRAME
+    streams = Streams(device, ends=ends, capacity=capacity, heads=heads, size=size, dtype=dtype)
+    streams.hold(0, ends)
+    for stream, (end, count) in enumerate(zip(ends, COUNTS, strict=True)):
+        if count:
+            streams.write(stream, max(0, end - count * TOKENS_PER_FRAME - CONTEXT + 1), end)
+    return streams
+
+
+def attend_packed(streams: Streams, order: list[int], padding_frames: int) -> tuple[Tensor, dict[int, slice]]:
+    """Outputs and where each stream's are; padding behind the last, whose queries are NaN."""
+    firsts, queries, places, first = [], [], {}, 0
+    for stream in order:
+        start, tokens = STARTS[stream] * TOKENS_PER_FRAME, COUNTS[stream] * TOKENS_PER_FRAME
+        queries.append(streams.q[stream, start : start + tokens])
+        firsts.append(first)
+        places[stream] = slice(first * TOKENS_PER_FRAME, first * TOKENS_PER_FRAME + tokens)
+        first += COUNTS[stream]
+    queries.append(torch.full_like(streams.q[0, : padding_frames * TOKENS_PER_FRAME], torch.nan))
+    numbers = ([numbers[stream] for stream in order] for numbers in (STARTS, COUNTS))
+    starts_S, counts_S, firsts_S = (torch.tensor(x, device=streams.device) for x in (*numbers, firsts))
+    out_MHK = ring_attention_packed(
+        torch.cat(queries),
+        streams.keys,
+        streams.values,
+        streams.rows_B[order],
+        starts_S,
+        counts_S,
+        firsts_S,
+        TOKENS_PER_FRAME,
+        MAX_FRAMES,
+        CONTEXT,
+    )
+    return out_MHK, places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "size"), [(2, 16), (1, 24)])
+def test_packed_streams_are_each_as_alone(device: torch.device, dtype: torch.dtype, heads: int, size: int) -> None:
+    """Bitwise as in a batch of their own, which has a tile as large; and near the twin, which has a stream a time."""
+    streams = packed_streams(device, dtype, heads, size)
+    out_MHK, places = attend_packed(streams, [0, 1, 2, 3, 4, 5], padding_frames=2)
+    assert out_MHK.isfinite().all()
+    for stream, place in places.items():
+        start, tokens = STARTS[stream] * TOKENS_PER_FRAME, COUNTS[stream] * TOKENS_PER_FRAME
+        if tokens:
+            arguments = streams.arguments([start] * len(STARTS), tokens, [stream])
+            expected = reference.ring_attention(*arguments, CONTEXT)[0]
+            tolerance = TOLERANCES[dtype]
+            torch.testing.assert_close(out_MHK[place], expected, rtol=tolerance, atol=tolerance)
+            # A tile of as many queries: rows of it that do not exist change nothing.
+            if tokens > 32:
+                assert torch.equal(out_MHK[place], ring_attention(*arguments, CONTEXT)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_place_in_a_pack_is_bitwise_free(device: torch.device, dtype: torch.dtype) -> None:
+    streams = packed_streams(device, dtype)
+    out_MHK, places = attend_packed(streams, [0, 1, 2, 3, 4, 5], padding_frames=0)
+    for order in ([4, 5, 2, 1, 3, 0], [3], [4, 2]):
+        moved_MHK, moved = attend_packed(streams, order, padding_frames=1)
+        for stream in order:
+            assert torch.equal(moved_MHK[moved[stream]], out_MHK[places[stream]])
+
+
+def test_packed_twin(device: torch.device) -> None:
+    """Kernel and twin take the same arguments, in the same order."""
+    streams = packed_streams(device, torch.float32)
+    seen = torch.cat([streams.q[s, STARTS[s] * 6 : (STARTS[s] + COUNTS[s]) * 6] for s in range(len(STARTS))])
+    counts_S = torch.tensor(COUNTS, device=device)
+    arguments = (
+        seen,
+        streams.keys,
+        streams.values,
+        streams.rows_B,
+        torch.tensor(STARTS, device=device),
+        counts_S,
+        counts_S.cumsum(0) - counts_S,
+        TOKENS_PER_FRAME,
+        MAX_FRAMES,
+        CONTEXT,
+    )
+    expected = reference.ring_attention_packed(*arguments)
+    torch.testing.assert_close(ring_attention_packed(*arguments), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_packed_rings_too_small(device: torch.device) -> None:
+    streams = Streams(device, ends=[8], capacity=10)
+    one = torch.ones(1, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="need rings of 11, not 10"):
+        ring_attention_packed(
+            streams.q[0], streams.keys, streams.values, streams.rows_B, 0 * one, one, 0 * one, 4, 2, 4
+        )

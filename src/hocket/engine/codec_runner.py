@@ -6,7 +6,6 @@ back by then (a batch of 32 streams takes 46 kB), so the codec may be on another
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -16,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hocket.engine.batches import chunk_batch, packed_batch
 from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 from hocket.engine.request import DecodeBatch
 from hocket.engine.transfer import CopyLane, HostCopy
+from hocket.models.codec_state import PackedStreams
 from hocket.models.family import Codec
 
 #: Streams of every codec batch in strict mode (see `talker_runner.STRICT_ROWS`).
@@ -32,6 +33,9 @@ HEARING_SIZES = {"cpu": (), "cuda": (16, 32, 48, 64, 80)}
 def hearing_sizes(device: str, max_chunk_frames: int) -> tuple[int, ...]:
     """In pieces of how many frames a recording is heard, on a kind of device."""
     return HEARING_SIZES[device] or (max_chunk_frames,)
+
+
+Kind = Literal["row", "hearing"]
 
 
 class Place(NamedTuple):
@@ -90,6 +94,8 @@ class CodecRunner:
         self._launcher = Launcher(self._device, priority=-1)
         self._copies = CopyLane(self._device)
         self._strict = strict
+        #: Whether chunks of any sizes go together without padding.
+        self.packs = codec.packs and self._launcher.records and not strict
         self._sizes = [STRICT_STREAMS[kind]] if strict else batch_sizes(min(rows, max_batch))
         self._hearing_sizes = [self.hearing_slots] if strict else batch_sizes(self.hearing_slots)
         self._states = {
@@ -98,6 +104,7 @@ class CodecRunner:
             "hearing": codec.new_decoder_state(self.hearing_slots, self.hearing_sizes[-1]),
             "kept": codec.new_decoder_state(max(1, kept), 1),
         }
+        self._max_frames = {"row": self.chunk_sizes[-1], "hearing": self.hearing_sizes[-1]}
         self._inputs: dict[tuple[int, ...], StaticInput] = {}
 
     def start(self, place: Place) -> None:
@@ -110,13 +117,18 @@ class CodecRunner:
         if not self._launcher.records:
             return
         nothing = np.zeros((0, n_codebooks), np.int64)
+        kinds: tuple[tuple[Kind, list[int], tuple[int, ...]], ...] = (
+            ("hearing", self._hearing_sizes, self.hearing_sizes),
+            ("row", self._sizes, self.chunk_sizes),
+        )
         with self._launcher.active():
-            for size in reversed(self._hearing_sizes):
-                for frames in reversed(self.hearing_sizes):
-                    self._decode("hearing", range(size), [nothing] * size, frames)
-            for size in reversed(self._sizes):
-                for frames in reversed(self.chunk_sizes):
-                    self._decode("row", range(size), [nothing] * size, frames)
+            # The largest first: the smaller ones fit into its memory.
+            for kind, sizes, frames in kinds:
+                for count in reversed(batch_sizes(sizes[-1] * frames[-1]) if self.packs else []):
+                    self._decode_packed(kind, [0], [nothing], count)
+                for size in reversed([] if self.packs else sizes):
+                    for width in reversed(frames):
+                        self._decode(kind, range(size), [nothing] * size, width)
 
     def copy(self, source: Place, target: Place, frames: int) -> None:
         """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames."""
@@ -126,14 +138,24 @@ class CodecRunner:
     def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> None:
         """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`."""
         with self._launcher.active():
-            self._decode("hearing", slots, pieces, frames)
+            if self.packs:
+                self._decode_packed("hearing", slots, pieces)
+            else:
+                self._decode("hearing", slots, pieces, frames)
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
         """Decode the chunks of `batch`, each with its codes [count, N] in `pieces`."""
         rows = [item.request.row for item in batch.items]
+        counts = [len(piece) for piece in pieces]
         with self._launcher.active():
-            samples_BCS, power_BF = self._decode("row", rows, pieces, batch.chunk_frames)
-            samples, power = (self._copies.start(result[: len(rows)]) for result in (samples_BCS, power_BF))
+            if self.packs:
+                samples_CS, power_F = self._decode_packed("row", rows, pieces)
+                used = sum(counts)
+                results = samples_CS[None, :, : used * self.codec.config.frame_samples], power_F[None, :used]
+            else:
+                samples_BCS, power_BF = self._decode("row", rows, pieces, batch.chunk_frames)
+                results = samples_BCS[: len(rows)], power_BF[: len(rows)]
+            samples, power = (self._copies.start(result) for result in results)
             self._copies.settle()
         return SamplesInFlight(batch, samples, power)
 
@@ -141,13 +163,39 @@ class CodecRunner:
         """Wait for a launched batch: what became of each item."""
         frame_samples = self.codec.config.frame_samples
         samples, power = flight.samples.wait().numpy(), flight.power.wait().numpy()
-        return [
-            DecodedChunk(samples[i, :, : item.count * frame_samples].copy(), power[i, : item.count])
-            for i, item in enumerate(flight.batch.items)
-        ]
+        chunks, first = [], 0
+        for i, item in enumerate(flight.batch.items):
+            row, begin = (0, first) if self.packs else (i, 0)
+            end = begin + item.count
+            # A copy: the memory that it came in is wanted for the next.
+            samples_CS = samples[row, :, begin * frame_samples : end * frame_samples].copy()
+            chunks.append(DecodedChunk(samples_CS, power[row, begin:end]))
+            first = end
+        return chunks
+
+    def _decode_packed(
+        self, kind: Kind, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Run a piece [F, N] on each row, one behind the other, padded at the end to a size that is used.
+
+        Returns samples [C, F * frame_samples], the padding included, and the power of each frame [F].
+        """
+        state, most = self._states[kind], (self._sizes if kind == "row" else self._hearing_sizes)[-1]
+        used = sum(map(len, pieces))
+        size = frames or next(size for size in batch_sizes(most * self._max_frames[kind]) if size >= used)
+        streams_3S, frames_2F, codes = map(self._put, packed_batch(rows, pieces, size, most, state.rows))
+
+        def decode() -> tuple[Tensor, Tensor]:
+            rows_S, counts_S, firsts_S = streams_3S.unbind(0)
+            frame_rows_F, frame_places_F = frames_2F.unbind(0)
+            batch = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, self._max_frames[kind])
+            samples_CS = self.codec.decode_packed(codes, state, batch).contiguous()
+            return samples_CS, samples_CS.square().mean(0).view(size, -1).mean(1)
+
+        return self._launcher.run((kind, size), decode)
 
     def _decode(
-        self, kind: Literal["row", "hearing"], rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
+        self, kind: Kind, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
     ) -> tuple[Tensor, Tensor]:
         """Run a piece [F <= frames, N] on each row, padded to `frames`, and the batch to a size that is used.
 
@@ -156,15 +204,7 @@ class CodecRunner:
         state, sizes = self._states[kind], self._sizes if kind == "row" else self._hearing_sizes
         fixed = self._strict or self._launcher.records
         size = next(size for size in sizes if size >= len(rows)) if fixed else len(rows)
-        taken = set(rows)
-        others = (row for row in range(state.rows) if row not in taken)
-        numbers = np.zeros((2, size), np.int64)
-        numbers[0] = [*rows, *itertools.islice(others, size - len(rows))]
-        codes_BTN = np.zeros((size, frames, pieces[0].shape[1]), np.int64)
-        for i, piece in enumerate(pieces):
-            numbers[1, i] = len(piece)
-            codes_BTN[i, : len(piece)] = piece
-        places, codes = self._put(numbers), self._put(codes_BTN)
+        places, codes = map(self._put, chunk_batch(rows, pieces, size, frames, state.rows))
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_B, counts_B = places.unbind(0)

@@ -56,8 +56,8 @@ class TalkerLane:
     def launch(self) -> None:
         """Compute prompts, as much as a step may, and launch a frame of everybody.
 
-        Where the runner computes both in one pass, those whose prompt is now complete speak from the next step on, which
-        comes sooner for it; but not if nobody else is speaking.
+        Where the runner computes both in one pass, those whose prompt is now complete speak from the next step on,
+        which comes sooner for it; but not if nobody else is speaking.
         """
         scheduler, runner = self._scheduler, self._runner
         self._meter.host()

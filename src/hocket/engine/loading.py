@@ -54,6 +54,8 @@ class ChunkRunner(Protocol):
     """What the engine asks of a codec runner; `CodecRunner` says what each call does."""
 
     @property
+    def packs(self) -> bool: ...
+    @property
     def hearing_slots(self) -> int: ...
     @property
     def hearing_sizes(self) -> tuple[int, ...]: ...
@@ -246,6 +248,7 @@ def new_scheduler(parts: EngineParts) -> Scheduler:
         None if parts.codec is None else chunks,
         frame_seconds=parts.audio.frame_seconds,
         fixed_chunks=config.strict,
+        packed_chunks=parts.codec is not None and parts.codec.packs,
     )
 
 

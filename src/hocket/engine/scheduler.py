@@ -42,12 +42,20 @@ class Scheduler:
     """`chunks` is `None` for an engine without a codec: a request then ends with its last frame."""
 
     def __init__(
-        self, config: SchedulerConfig, chunks: ChunkPolicy | None, *, frame_seconds: float, fixed_chunks: bool = False
+        self,
+        config: SchedulerConfig,
+        chunks: ChunkPolicy | None,
+        *,
+        frame_seconds: float,
+        fixed_chunks: bool = False,
+        packed_chunks: bool = False,
     ) -> None:
         self.config = config
         self._rows = RowPool(config.rows)
         self._pages = RequestPages(config)
-        self._decodes = None if chunks is None else DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks)
+        self._decodes = None
+        if chunks is not None:
+            self._decodes = DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks, packed=packed_chunks)
         # Every request that is not over is in exactly one of these; all but _ending are kept in rank order.
         self._waiting: list[Request] = []
         self._prefilling: list[Request] = []

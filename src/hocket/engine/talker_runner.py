@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.core import PromptRows, ResolvedSampling
+from hocket.engine.batches import Piece, cut, frame_batch, piece_batch
 from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import FrameBatch, PrefillItem
@@ -49,18 +50,6 @@ class FramesInFlight:
     def done(self) -> bool:
         """Whether collecting it would return at once."""
         return all(copy.done for copy in self.results)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive rows of one request's prompt; at most a page of it where pages are computed each by itself."""
-
-    row: int
-    rows_TR: NDArray[np.int64]
-    #: K/V row of the first.
-    start: int
-    #: The request's hidden state is that of this piece's last row.
-    is_last: bool
 
 
 class TalkerRunner:
@@ -192,26 +181,15 @@ class TalkerRunner:
                 frames = slice(first_frame, first_frame + item.count)
                 texts_F1, codes_FN = self._texts_RF[row, frames, None], self.codes_RFN[row, frames]
                 rows_TR = torch.cat([texts_F1, codes_FN], 1).long().cpu().numpy()
-            size = self._page_rows if self._has_fixed_shapes else item.count
-            pieces += [
-                Piece(row, rows_TR[i : i + size], item.start + i, i + size >= item.count)
-                for i in range(0, item.count, size)
-            ]
+            pieces += cut(row, rows_TR, item.start, self._page_rows if self._has_fixed_shapes else item.count)
         return pieces
 
     def _put_pieces(self, pieces: Sequence[Piece], size: int) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
         """Prompt rows int64 [size, T, R]; their request rows, K/V rows, counts and rows to keep, int64 [4, size]; and
         where each ends, on the host.
         """
-        counts = [len(piece.rows_TR) for piece in pieces]
-        length = self._page_rows if self._has_fixed_shapes else max(counts)
-        rows_BTR = np.zeros((size, length, pieces[0].rows_TR.shape[1]), np.int64)
-        numbers = np.zeros((4, size), np.int64)
-        numbers[0], numbers[3] = self._scratch_row, self._scratch_row
-        for i, piece in enumerate(pieces):
-            rows_BTR[i, : counts[i]] = piece.rows_TR
-            kept = piece.row if piece.is_last else self._scratch_row
-            numbers[:, i] = (piece.row, piece.start, counts[i], kept)
+        length = self._page_rows if self._has_fixed_shapes else max(len(piece.rows_TR) for piece in pieces)
+        rows_BTR, numbers = piece_batch(pieces, size, length, self._scratch_row)
         return self._put("prompt rows", rows_BTR), self._put("pieces", numbers), numbers[1] + numbers[2]
 
     def _run_pages(self, pieces: Sequence[Piece]) -> None:
@@ -284,12 +262,7 @@ class TalkerRunner:
         return results[:, 0].astype(bool).tolist(), results[:, 1:]
 
     def _put_frames(self, rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], size: int) -> Tensor:
-        """int64 [4, size]: request rows, frames, K/V rows, and whether it is one at all."""
-        numbers = np.zeros((4, size), np.int64)
-        numbers[0] = self._scratch_row
-        numbers[:3, : len(rows)] = rows, frames, starts
-        numbers[3, : len(rows)] = 1
-        return self._put("frames", numbers)
+        return self._put("frames", frame_batch(rows, frames, starts, size, self._scratch_row))
 
     def _draw(self, places: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
         """Stop flags and codes int64 [B, 1 + N] of the frames at `places`; the codes stay on the device, too."""

@@ -29,6 +29,7 @@ KERNELS: dict[Callable[..., object], Callable[..., object]] = {
     reference.scaled_add_layer_norm: norms.scaled_add_layer_norm,
     reference.silu_mul: elementwise.silu_mul,
     reference.silu_mul_fp8: elementwise.silu_mul_fp8,
+    reference.gelu: elementwise.gelu,
     reference.quantize_rows: elementwise.quantize_rows,
     reference.scale_product: scale_product.scale_product,
     reference.embed_sum: elementwise.embed_sum,
@@ -40,5 +41,7 @@ KERNELS: dict[Callable[..., object], Callable[..., object]] = {
     reference.draw_and_embed: sampler.draw_and_embed,
     reference.rotate_append: rotary.rotate_append,
     reference.ring_attention: ring_attention.ring_attention,
+    reference.rotate_append_packed: rotary.rotate_append_packed,
+    reference.ring_attention_packed: ring_attention.ring_attention_packed,
     reference.snake: snake.snake,
 }

@@ -1,7 +1,8 @@
 """Gated activations, embeddings and FP8 rounding of rows.
 
 What needs no whole row runs in tiles of up to 1,024 columns (4 warps, 8 elements a thread); what needs the largest
-magnitude of a row has the whole row in registers (`rows.Tile`), and is read once.
+magnitude of a row has the whole row in registers (`rows.Tile`), and is read once. `gelu`, which knows no rows, runs in
+blocks of 4,096 elements (4 warps; 4 loads of 16 bytes a thread in bfloat16).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from hocket.kernels.rows import FP8, Tile, as_rows, rounded, store_tile, tile_at
 
 _COLUMNS = 1024
+_ELEMENTS = 4096
 
 
 @triton.jit
@@ -58,6 +60,30 @@ def _embed_sum_kernel(
     tl.store(out_ptr + row * WIDTH + columns, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _gelu_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    """x Phi(x) = max(x, 0) - |x| Phi(-|x|), with log2 Phi(-a) as a polynomial of degree 8.
+
+    15 instructions an element; with erf, 36 would take longer than the memory does. The coefficients are a weighted
+    minimax fit on [0, 6.5] that is exact at 0; beyond, the polynomial falls. Off by at most 1.5e-6 of the result from
+    x = -3 on, and by 5e-9 below: 1 + erf(x / sqrt(2)) in float32, which cancels there, is off by 1e-6.
+    """
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = places < count
+    x = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    a = tl.abs(x)
+    log2_tail = a * -5.930554607402883e-07 + 9.387048521602992e-06
+    log2_tail = log2_tail * a - 2.460694122419227e-05
+    log2_tail = log2_tail * a - 5.862011457793415e-04
+    log2_tail = log2_tail * a + 7.747926749289036e-03
+    log2_tail = log2_tail * a - 5.305260792374611e-02
+    log2_tail = log2_tail * a - 4.589943885803223e-01
+    log2_tail = log2_tail * a - 1.1511328220367432
+    log2_tail = log2_tail * a - 1.0
+    out = tl.maximum(x, 0.0) - a * tl.exp2(log2_tail)
+    tl.store(out_ptr + places, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """`reference.silu_mul`."""
     width, x_ME = gate_up.shape[-1] // 2, as_rows(gate_up)
@@ -93,6 +119,15 @@ def _to_fp8(kernel, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
         WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
     )  # fmt: skip
     return out, scale
+
+
+def gelu(x: Tensor) -> Tensor:
+    """`reference.gelu`, of finite numbers. `x` is contiguous."""
+    if not x.is_contiguous():
+        raise ValueError("gelu needs a contiguous tensor")
+    out, count = torch.empty_like(x), x.numel()
+    _gelu_kernel[(triton.cdiv(count, _ELEMENTS),)](x, out, count, BLOCK=_ELEMENTS, num_warps=4)
+    return out
 
 
 def embed_sum(text_VD: Tensor, codes_WD: Tensor, text_M: Tensor, ids_MN: Tensor) -> Tensor:

@@ -62,6 +62,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def gelu(x: Tensor) -> Tensor:
+    """`x * Phi(x)`, Phi the normal distribution function (the form with erf): float32 inside, in the dtype of `x`."""
+    return F.gelu(x)
+
+
 # ---- FP8
 
 
@@ -323,6 +328,60 @@ def ring_attention(
         attn_mask=(band_TL & exists_BL[:, None])[:, None],
     )
     return out_BHTK.transpose(1, 2)
+
+
+# ---- attention of a codec, packed: chunks of S streams one behind the other without padding between them, of F frames.
+# Every frame has n tokens, and M = F * n; tables are contiguous.
+
+
+def rotate_append_packed(
+    qkv_ME: Tensor,
+    cos_MJ: Tensor,
+    sin_MJ: Tensor,
+    frame_rows_F: Tensor,
+    frame_positions_F: Tensor,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
+) -> Tensor:
+    """Queries [M, H, K] and, in the rings `frame_rows_F`, keys and values of frames: `rotate_append` for each.
+
+    `frame_positions_F` (int64) counts frames since the start of a stream. A frame of row -1 is padding: nothing of it
+    is stored, and its queries mean nothing, but are finite if its tokens are.
+    """
+    heads, size = keys_RCHK.shape[2:]
+    tokens = len(qkv_ME) // len(frame_rows_F)
+    qkv_FTE, cos_FTJ, sin_FTJ = (x.unflatten(0, (-1, tokens)) for x in (qkv_ME, cos_MJ, sin_MJ))
+    real_F = frame_rows_F >= 0
+    q_FTHK = keys_RCHK.new_zeros(len(frame_rows_F), tokens, heads, size)
+    chunks = (x[real_F] for x in (qkv_FTE, cos_FTJ, sin_FTJ, frame_rows_F, frame_positions_F * tokens))
+    q_FTHK[real_F] = rotate_append(*chunks, keys_RCHK, values_RCHK)
+    return q_FTHK.flatten(0, 1)
+
+
+def ring_attention_packed(
+    q_MHK: Tensor,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
+    rows_S: Tensor,
+    starts_S: Tensor,
+    counts_S: Tensor,
+    firsts_S: Tensor,
+    tokens_per_frame: int,
+    max_frames: int,
+    context: int,
+) -> Tensor:
+    """[M, H, K]: `ring_attention` of streams of 0 to `max_frames` frames each; tokens of no stream get zeros.
+
+    int64 [S], all in frames: how many stream s has seen before (`starts_S`), how many it has now (`counts_S`), and
+    where in the pack they begin (`firsts_S`). C is at least context + max_frames * tokens_per_frame - 1.
+    """
+    out_MHK = torch.zeros_like(q_MHK)
+    for stream, (first, count) in enumerate(zip(firsts_S.tolist(), counts_S.tolist(), strict=True)):
+        if count:
+            chunk = slice(first * tokens_per_frame, (first + count) * tokens_per_frame)
+            row_1, start_1 = rows_S[stream, None], starts_S[stream, None] * tokens_per_frame
+            out_MHK[chunk] = ring_attention(q_MHK[None, chunk], keys_RCHK, values_RCHK, row_1, start_1, context)[0]
+    return out_MHK
 
 
 # ---- activation of a codec

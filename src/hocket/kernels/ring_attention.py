@@ -5,6 +5,9 @@ sees to its newest query, with a running softmax in float32. Blocks begin at mul
 positions, and a block of which a query sees nothing changes no bit of its result: so a query's sums are the same
 wherever in a tile it stands, and whatever runs beside it. Keys are read where they lie: for 32 streams of 480 new
 tokens, 12 heads and 400 of context, 86 MB a layer, which a gather would write and read once more.
+
+Streams either have equally many tokens, or are packed: then the grid has room for the longest chunk of each, and what
+a shorter one leaves of it ends at once.
 """
 
 from __future__ import annotations
@@ -25,7 +28,47 @@ def ring_attention(
     q_BTHK: Tensor, keys_RCHK: Tensor, values_RCHK: Tensor, rows_B: Tensor, starts_B: Tensor, context: int
 ) -> Tensor:
     """See `reference.ring_attention`. The queries' channels and the rings are contiguous."""
-    batch, tokens, heads, size = q_BTHK.shape
+    out_BTHK = torch.empty(q_BTHK.shape, dtype=q_BTHK.dtype, device=q_BTHK.device)
+    tokens = q_BTHK.shape[1]
+    _launch(out_BTHK, q_BTHK, keys_RCHK, values_RCHK, rows_B, starts_B, None, None, tokens, 1, context)
+    return out_BTHK
+
+
+def ring_attention_packed(
+    q_MHK: Tensor,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
+    rows_S: Tensor,
+    starts_S: Tensor,
+    counts_S: Tensor,
+    firsts_S: Tensor,
+    tokens_per_frame: int,
+    max_frames: int,
+    context: int,
+) -> Tensor:
+    """See `reference.ring_attention_packed`. The queries' channels and the rings are contiguous."""
+    out_MHK = torch.zeros(q_MHK.shape, dtype=q_MHK.dtype, device=q_MHK.device)
+    tokens = max_frames * tokens_per_frame
+    streams = (rows_S, starts_S, counts_S, firsts_S)
+    _launch(out_MHK, q_MHK[None], keys_RCHK, values_RCHK, *streams, tokens, tokens_per_frame, context)
+    return out_MHK
+
+
+def _launch(
+    out: Tensor,
+    q_BTHK: Tensor,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
+    rows_S: Tensor,
+    starts_S: Tensor,
+    counts_S: Tensor | None,
+    firsts_S: Tensor | None,
+    tokens: int,
+    unit: int,
+    context: int,
+) -> None:
+    """Up to `tokens` new tokens a stream. Starts, counts and firsts are in units of so many tokens."""
+    heads, size = q_BTHK.shape[2:]
     capacity = keys_RCHK.shape[1]
     if capacity < context + tokens - 1:
         raise ValueError(
@@ -33,18 +76,20 @@ def ring_attention(
         )
     if not (q_BTHK.stride(3) == 1 and keys_RCHK.is_contiguous() and values_RCHK.is_contiguous()):
         raise ValueError("ring_attention needs contiguous rings, and queries whose channels are contiguous")
-    out_BTHK = torch.empty(q_BTHK.shape, dtype=q_BTHK.dtype, device=q_BTHK.device)
     block_m = _queries_per_program(tokens, q_BTHK.dtype)
-    _ring_attention_kernel[(triton.cdiv(tokens, block_m), heads, batch)](
-        out_BTHK,
+    _ring_attention_kernel[(triton.cdiv(tokens, block_m), heads, len(rows_S))](
+        out,
         q_BTHK,
         keys_RCHK,
         values_RCHK,
-        rows_B,
-        starts_B,
+        rows_S,
+        starts_S,
+        counts_S,
+        firsts_S,
         tokens,
         *q_BTHK.stride()[:3],
         size**-0.5 * LOG2_E,
+        UNIT=unit,
         CONTEXT=context,
         C=capacity,
         H=heads,
@@ -55,7 +100,6 @@ def ring_attention(
         num_warps=4,
         num_stages=3,
     )
-    return out_BTHK
 
 
 def _queries_per_program(tokens: int, dtype: torch.dtype) -> int:
@@ -75,11 +119,14 @@ def _ring_attention_kernel(
     values_ptr,
     rows_ptr,
     starts_ptr,
+    counts_ptr,
+    firsts_ptr,
     tokens,
     q_stride_b,
     q_stride_t,
     q_stride_h,
     scale_log2,
+    UNIT: tl.constexpr,
     CONTEXT: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -89,8 +136,17 @@ def _ring_attention_kernel(
     BLOCK_K: tl.constexpr,
 ):
     tile, head, stream = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if counts_ptr is None:
+        q_ptr += stream.to(tl.int64) * q_stride_b
+        token = stream.to(tl.int64) * tokens
+    else:
+        tokens = (tl.load(counts_ptr + stream) * UNIT).to(tl.int32)
+        token = tl.load(firsts_ptr + stream).to(tl.int64) * UNIT
+        q_ptr += token * q_stride_t
+    if tile * BLOCK_M >= tokens:
+        return
     # All positions from here on are relative to `origin`, where the first block of keys begins: they fit 32 bits.
-    first = tl.load(starts_ptr + stream).to(tl.int64) + tile * BLOCK_M
+    first = tl.load(starts_ptr + stream).to(tl.int64) * UNIT + tile * BLOCK_M
     oldest = tl.maximum(first - (CONTEXT - 1), 0)
     origin = oldest // BLOCK_N * BLOCK_N
     oldest_key = (oldest - origin).to(tl.int32)
@@ -105,7 +161,7 @@ def _ring_attention_kernel(
     row_exists = tile * BLOCK_M + rows < tokens
     q_mask = row_exists[:, None] & (channels < K)[None, :]
     q_offsets = (tile * BLOCK_M + rows)[:, None] * q_stride_t + channels[None, :]
-    q = tl.load(q_ptr + stream.to(tl.int64) * q_stride_b + head * q_stride_h + q_offsets, mask=q_mask, other=0.0)
+    q = tl.load(q_ptr + head * q_stride_h + q_offsets, mask=q_mask, other=0.0)
     query = first_query + rows
 
     # Finite, so that a block without any visible key leaves it as it is, instead of making inf - inf.
@@ -132,6 +188,6 @@ def _ring_attention_kernel(
 
     # Rows past the chunk may have seen nothing; they are not stored, but 0 / 0 need not be.
     mixed = mixed / tl.where(row_exists, total, 1.0)[:, None]
-    place = (stream.to(tl.int64) * tokens + tile * BLOCK_M) * (H * K) + head * K
+    place = (token + tile * BLOCK_M) * (H * K) + head * K
     out_offsets = rows[:, None] * (H * K) + channels[None, :]
     tl.store(out_ptr + place + out_offsets, mixed.to(out_ptr.dtype.element_ty), mask=q_mask)

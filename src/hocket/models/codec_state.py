@@ -113,6 +113,44 @@ class RingWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedStreams:
+    """Chunks of S streams, one behind the other without padding between them: F frames, the last may be padding.
+
+    A stream without a chunk is padding, too; `rows_S` are distinct all the same.
+    """
+
+    #: int64 [S] each: the row, how many frames, and where in the pack they begin.
+    rows_S: Tensor
+    counts_S: Tensor
+    firsts_S: Tensor
+    #: int64 [F] each: the row of the frame's stream, -1 for padding, and its place in the chunk.
+    frame_rows_F: Tensor
+    frame_places_F: Tensor
+    #: Most frames of a chunk.
+    max_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWindow:
+    """One pack's view of one stage's rings, the same for all layers."""
+
+    layers: tuple[RingKV, ...]
+    context: int
+    tokens_per_frame: int
+    streams: PackedStreams
+    #: int64 [S]: frames that each stream has seen before.
+    starts_S: Tensor
+    #: int64 [F]: position of each frame since the start of its stream.
+    frame_positions_F: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [1, F * tokens_per_frame]: position of each token since the start of its stream."""
+        tokens = torch.arange(self.tokens_per_frame, device=self.starts_S.device)
+        return (self.frame_positions_F[:, None] * self.tokens_per_frame + tokens).view(1, -1)
+
+
+@dataclass(frozen=True, slots=True)
 class StageRings:
     """The rings of one transformer stage."""
 
@@ -153,6 +191,18 @@ class StageRings:
             rows_B=rows_B,
             starts_B=offsets_B * self.tokens_per_frame,
             tokens=frames * self.tokens_per_frame,
+        )
+
+    def packed_window(self, streams: PackedStreams, offsets_R: Tensor) -> PackedWindow:
+        """What a pack needs, where the rows have seen `offsets_R` frames."""
+        seen_F = offsets_R[streams.frame_rows_F.clamp(min=0)]
+        return PackedWindow(
+            layers=self.layers,
+            context=self.context,
+            tokens_per_frame=self.tokens_per_frame,
+            streams=streams,
+            starts_S=offsets_R[streams.rows_S],
+            frame_positions_F=seen_F + streams.frame_places_F,
         )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hocket.core import PromptRows, ReferenceNeeds, ResolvedSampling, SpeechRequest, VoiceTraits
-from hocket.models.codec_state import CodecState, Direction
+from hocket.models.codec_state import CodecState, Direction, PackedStreams
 from hocket.models.extras import Extras
 from hocket.models.kv_cache import KVPages, PagedBatch
 from hocket.models.sampling import SamplingBatch
@@ -141,6 +141,11 @@ class Codec(Protocol):
         lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor: ...
+    @property
+    def packs(self) -> bool:
+        """Whether it has `decode_packed`: chunks of any sizes in one batch, without padding."""
+
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor: ...
     def decode_whole(self, codes_TN: Tensor) -> Tensor: ...
     def encode_whole(self, samples_CS: Tensor, n_codebooks: int | None = None) -> Tensor: ...
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InvalidRequestError
-from hocket.models.codec_state import CodecState
+from hocket.models.codec_state import CodecState, PackedStreams
 from hocket.models.family import CodecConfig
 
 #: Frames per step when a whole recording is coded: bounds memory whatever its length.
@@ -20,6 +20,12 @@ class StreamingCodec(nn.Module):
     """A codec whose streaming is exact, so that whole recordings go through the same code chunk by chunk."""
 
     config: CodecConfig
+    #: Whether `decode_packed` is there.
+    packs = False
+
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
+        """The next chunks of several streams, packed; see `MossCodec.decode_packed`."""
+        raise NotImplementedError(f"{type(self).__name__} does not pack")
 
     @abstractmethod
     def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState:

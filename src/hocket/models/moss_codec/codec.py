@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hocket.models.codec_state import CodecState, Direction
+from hocket.models.codec_state import CodecState, Direction, PackedStreams
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer
@@ -43,6 +43,7 @@ class MossCodec(StreamingCodec):
     """Encoder, residual quantizer and decoder. Call `finalize` once after the weights are in place."""
 
     config: MossCodecConfig
+    packs = True
 
     def __init__(self, config: MossCodecConfig) -> None:
         super().__init__()
@@ -79,6 +80,19 @@ class MossCodec(StreamingCodec):
         state.check_call("decoder", batch, frames, rows_B, counts_B)
         latent_BTD = self.quantizer.decode(codes_BTN)
         return self._to_samples(self._stream(self.decoder, latent_BTD, state, rows_B, counts_B, frames))
+
+    @torch.inference_mode()
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
+        """The next chunks of several streams, packed: codes int64 [F, N] -> samples float32 [C, F * frame_samples].
+
+        The same as `decode`, but that streams may be given different numbers of frames without padding. Nothing is
+        checked: that would make the caller wait for the device.
+        """
+        x_1MD = self.quantizer.decode(codes_FN[None])
+        for stage, rings in zip(self.decoder, state.stages, strict=True):
+            x_1MD = stage(x_1MD) if rings is None else stage(x_1MD, rings.packed_window(streams, state.offsets))
+        state.advance(streams.rows_S, streams.counts_S)
+        return self._to_samples(x_1MD)[0]
 
     @torch.inference_mode()
     def encode(

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.models.codec_state import RingWindow
+from hocket.models.codec_state import PackedWindow, RingWindow
 from hocket.models.fp8 import Linear, QuantizableBlock, compute_dtype
 from hocket.models.moss_codec.config import TransformerSpec
 
@@ -60,7 +60,7 @@ class AttentionPlan:
     #: Broadcasts to [B, H, T, L]; None means plain causal, or that the window knows.
     visible: Tensor | None
     #: None within a whole sequence.
-    window: RingWindow | None
+    window: RingWindow | PackedWindow | None
 
 
 def rotate(x_BTKHD: Tensor, rotations: Rotations) -> Tensor:
@@ -94,6 +94,31 @@ class CodecLayer(QuantizableBlock):
     def attend(self, qkv_BTE: Tensor, plan: AttentionPlan) -> Tensor:
         """[B, T, D] of stacked queries, keys and values [B, T, 3 D]; the window's rings are written."""
         window = plan.window
+        if isinstance(window, PackedWindow):
+            ring, streams = window.layers[self.index], window.streams
+            cos_1MJ, sin_1MJ = plan.rotations.tables
+            query_MHD = ops.rotate_append_packed(
+                qkv_BTE[0],
+                cos_1MJ[0],
+                sin_1MJ[0],
+                streams.frame_rows_F,
+                window.frame_positions_F,
+                ring.keys,
+                ring.values,
+            )
+            out_MHD = ops.ring_attention_packed(
+                query_MHD,
+                ring.keys,
+                ring.values,
+                streams.rows_S,
+                window.starts_S,
+                streams.counts_S,
+                streams.firsts_S,
+                window.tokens_per_frame,
+                streams.max_frames,
+                window.context,
+            )
+            return out_MHD.flatten(1)[None]
         if window is not None and ops.use_kernels(qkv_BTE):
             ring = window.layers[self.index]
             tables, rows = plan.rotations.tables, (window.rows_B, window.starts_B)
@@ -126,8 +151,11 @@ class CodecTransformer(nn.Module):
         self.layers = cast("Sequence[CodecLayer]", layers)
         self.output_proj = nn.Linear(spec.width, spec.output_dim, bias=False) if spec.has_output_proj else None
 
-    def forward(self, x_BTD: Tensor, window: RingWindow | None = None) -> Tensor:
-        """[B, T, input_dim] -> [B, T, output_dim]: a whole sequence, or the next chunk of the streams of `window`."""
+    def forward(self, x_BTD: Tensor, window: RingWindow | PackedWindow | None = None) -> Tensor:
+        """[B, T, input_dim] -> [B, T, output_dim]: a whole sequence, or the next chunk of the streams of `window`.
+
+        A pack is one sequence here, B = 1.
+        """
         plan = self._whole_plan(x_BTD) if window is None else self._streaming_plan(window)
         if self.input_proj is not None:
             x_BTD = self.input_proj(x_BTD.to(self.input_proj.weight.dtype))
@@ -145,14 +173,14 @@ class CodecTransformer(nn.Module):
             delta_BTD = layer.out_proj(layer.attend(layer.in_proj(h_BTD), plan))
             norm = layer.norm2
             x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, layer.scale1, norm.weight, norm.bias, norm.eps)
-            delta_BTD = layer.ffn_out(F.gelu(layer.ffn_in(h_BTD)))
+            delta_BTD = layer.ffn_out(ops.gelu(layer.ffn_in(h_BTD)))
             if layer.index + 1 == len(layers):
                 return ops.scaled_add(x_BTD, delta_BTD, layer.scale2)
             norm = layers[layer.index + 1].norm1
             x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, layer.scale2, norm.weight, norm.bias, norm.eps)
         return x_BTD
 
-    def _streaming_plan(self, window: RingWindow) -> AttentionPlan:
+    def _streaming_plan(self, window: RingWindow | PackedWindow) -> AttentionPlan:
         rotations = Rotations.of(window.positions, self.spec.head_dim, self.spec.rope_base)
         return AttentionPlan(rotations, None, window)
 

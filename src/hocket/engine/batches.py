@@ -1,0 +1,95 @@
+"""Batches as the runners send them to the device: arrays of integers, padded to the sizes that are used. No torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of one request's prompt; at most a page of it where pages are computed each by itself."""
+
+    row: int
+    rows_TR: Integers
+    #: K/V row of the first.
+    start: int
+    #: The request's hidden state is that of this piece's last row.
+    is_last: bool
+
+
+def cut(row: int, rows_TR: Integers, start: int, size: int) -> list[Piece]:
+    """Pieces of up to `size` of the rows of a request, which stand at K/V row `start` and on."""
+    count = len(rows_TR)
+    return [Piece(row, rows_TR[i : i + size], start + i, i + size >= count) for i in range(0, count, size)]
+
+
+def piece_batch(pieces: Sequence[Piece], size: int, length: int, scratch_row: int) -> tuple[Integers, Integers]:
+    """Prompt rows [size, length, R]; and request rows, K/V rows, counts and rows whose hidden state it is, [4, size]."""
+    rows_BTR = np.zeros((size, length, pieces[0].rows_TR.shape[1]), np.int64)
+    numbers = np.zeros((4, size), np.int64)
+    numbers[0], numbers[3] = scratch_row, scratch_row
+    for i, piece in enumerate(pieces):
+        count = len(piece.rows_TR)
+        rows_BTR[i, :count] = piece.rows_TR
+        numbers[:, i] = (piece.row, piece.start, count, piece.row if piece.is_last else scratch_row)
+    return rows_BTR, numbers
+
+
+def frame_batch(
+    rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], size: int, scratch_row: int
+) -> Integers:
+    """[4, size]: request rows, frames, K/V rows, and whether it is one at all."""
+    numbers = np.zeros((4, size), np.int64)
+    numbers[0] = scratch_row
+    numbers[:3, : len(rows)] = rows, frames, starts
+    numbers[3, : len(rows)] = 1
+    return numbers
+
+
+def chunk_batch(
+    rows: Sequence[int], pieces: Sequence[Integers], size: int, frames: int, all_rows: int
+) -> tuple[Integers, Integers]:
+    """Rows and counts [2, size] and codes [size, frames, N] of pieces [F <= frames, N].
+
+    Padding takes rows that have no piece: with a count of 0 it leaves no trace there.
+    """
+    numbers = np.zeros((2, size), np.int64)
+    numbers[0] = _distinct(rows, size, all_rows)
+    codes_BTN = np.zeros((size, frames, pieces[0].shape[1]), np.int64)
+    for i, piece in enumerate(pieces):
+        numbers[1, i] = len(piece)
+        codes_BTN[i, : len(piece)] = piece
+    return numbers, codes_BTN
+
+
+def packed_batch(
+    rows: Sequence[int], pieces: Sequence[Integers], size: int, streams: int, all_rows: int
+) -> tuple[Integers, Integers, Integers]:
+    """Of pieces [F, N] one behind the other: rows, counts and first frames [3, streams]; each frame's row (-1: padding)
+    and place [2, size]; codes [size, N].
+    """
+    counts = np.array([len(piece) for piece in pieces])
+    firsts, used = counts.cumsum() - counts, int(counts.sum())
+    numbers = np.zeros((3, streams), np.int64)
+    numbers[0] = _distinct(rows, streams, all_rows)
+    numbers[1, : len(rows)], numbers[2, : len(rows)] = counts, firsts
+    frames = np.full((2, size), -1, np.int64)
+    frames[0, :used] = np.repeat(np.array(rows), counts)
+    frames[1, :used] = np.arange(used) - np.repeat(firsts, counts)
+    frames[1, used:] = 0
+    codes_FN = np.zeros((size, pieces[0].shape[1]), np.int64)
+    codes_FN[:used] = np.concatenate(pieces)
+    return numbers, frames, codes_FN
+
+
+def _distinct(rows: Sequence[int], size: int, all_rows: int) -> list[int]:
+    """`rows`, and others up to `size`."""
+    taken = set(rows)
+    return [*rows, *itertools.islice((row for row in range(all_rows) if row not in taken), size - len(rows))]
