@@ -27,9 +27,9 @@ from gpu_tools import Report, device_of, kernels_us, numbers, parser_of, time_us
 
 from hocket.bench.random_model import random_models
 from hocket.core import PromptRows
+from hocket.engine.batches import Piece
 from hocket.engine.codec_runner import CodecRunner
 from hocket.engine.graphs import Launcher
-from hocket.engine.batches import Piece
 from hocket.engine.talker_runner import TalkerRunner
 from hocket.models.family import Codec, LoadedTalker
 from hocket.models.fp8 import check_fp8_device, quantize_models

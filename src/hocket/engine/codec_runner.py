@@ -129,6 +129,7 @@ class CodecRunner:
                 for size in reversed([] if self.packs else sizes):
                     for width in reversed(frames):
                         self._decode(kind, range(size), [nothing] * size, width)
+        self._launcher.seal()
 
     def copy(self, source: Place, target: Place, frames: int) -> None:
         """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames."""

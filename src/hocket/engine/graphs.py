@@ -32,6 +32,7 @@ class Launcher:
             self.stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, object]] = {}
+        self._is_sealed = False
 
     @property
     def records(self) -> bool:
@@ -53,10 +54,16 @@ class Launcher:
         if self.stream is None:
             return program()
         if key not in self._graphs:
+            if self._is_sealed:
+                raise RuntimeError(f"{key} was not recorded at the start")
             self._record(key, program)
         graph, result = self._graphs[key]
         graph.replay()
         return cast("_T", result)
+
+    def seal(self) -> None:
+        """Everything is recorded. Recording runs a program once more than asked, which only empty inputs forgive."""
+        self._is_sealed = True
 
     def _record(self, key: Hashable, program: Callable[[], object]) -> None:
         # What filled the program's tensors may still be at work on another stream.

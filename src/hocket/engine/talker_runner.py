@@ -34,7 +34,7 @@ MAX_PREFILL_ROWS = 2048
 #: Sizes of batches in which frames and pages (in rows) go through the backbone together: coarser than by themselves,
 #: since both are many rows of one matrix.
 JOINED_FRAMES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
-JOINED_PAGE_ROWS = (128, 256, 384, 512, 768, 1024)
+JOINED_PAGE_ROWS = (64, 128, 192, 256, 320, 384, 512, 768, 1024)
 
 PageTable = NDArray[np.int32]
 
@@ -136,6 +136,7 @@ class TalkerRunner:
                         self._advance_joined(
                             self._put_frames([], [], [], size), [Piece(self._scratch_row, nothing, 0, True)] * pages
                         )
+        self._launcher.seal()
 
     # ---- prefill
 
