@@ -38,7 +38,7 @@ CONFIG = EngineConfig(
     lookahead=True,
     chunks=ChunkPolicy(ramp_frames=(2,), steady_chunk_frames=4, min_batch=1, max_batch=2, max_wait_ms=0.0),
 )
-_PREFILL_PAGES = 4
+_PREFILL_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Checkpoint:
         ]
 
     def engine(self, device: torch.device, dtype: str) -> Engine:
-        with mock.patch("hocket.engine.talker_runner.MAX_PREFILL_PAGES", _PREFILL_PAGES):
+        with mock.patch("hocket.engine.talker_runner.MAX_PREFILL_ROWS", _PREFILL_ROWS):
             return Engine.load(self.model, self.codec, device=str(device), dtype=dtype, config=CONFIG)
 
     def speak_on_cpu(self) -> tuple[list[Speech], list[Speech]]:

@@ -31,7 +31,7 @@ def cut(row: int, rows_TR: Integers, start: int, size: int) -> list[Piece]:
 
 
 def piece_batch(pieces: Sequence[Piece], size: int, length: int, scratch_row: int) -> tuple[Integers, Integers]:
-    """Prompt rows [size, length, R]; and request rows, K/V rows, counts and rows whose hidden state it is, [4, size]."""
+    """Prompt rows [size, length, R]; request rows, K/V rows, counts and rows whose hidden state it is, [4, size]."""
     rows_BTR = np.zeros((size, length, pieces[0].rows_TR.shape[1]), np.int64)
     numbers = np.zeros((4, size), np.int64)
     numbers[0], numbers[3] = scratch_row, scratch_row
