@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Without an NVIDIA driver a CPU build of PyTorch is enough. Where your package index offers no CPU build of this version, pip
 # takes the CUDA build (some gigabytes, works as well): give TORCH=... to choose another.
+# Kernels are tested in Triton's interpreter there; a PyTorch for GPUs brings its own Triton.
+TRITON := $(if $(shell command -v nvidia-smi 2>/dev/null),,"triton==3.6.0; sys_platform == 'linux'")
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
 TEXT   ?= Hocket turns many texts into many voices at once.
 # Through the environment, so that quotes and dollars in it mean themselves.
@@ -61,7 +63,7 @@ $(STAMP): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Hocket needs Python 3.11-3.13, this is %d.%d; run: make PYTHON=python3.12 ..." % v)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet "$(TORCH)" $(TRITON)
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $(STAMP)
 

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import PromptRows, ReferenceNeeds, ResolvedSampling, SpeechRequest
-from hocket.engine.codec_runner import DecodedChunk, Place, SamplesInFlight
+from hocket.engine.codec_places import Place
+from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
 from hocket.engine.engine import Engine
 from hocket.engine.loading import AudioFormat, EngineParts
 from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
@@ -84,7 +85,8 @@ class InstantCodec:
 
     def copy(self, source: Place, target: Place, frames: int) -> None: ...
 
-    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> None: ...
+    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
+        return NOTHING
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
         return SamplesInFlight(batch, NOTHING, NOTHING)

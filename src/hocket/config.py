@@ -55,6 +55,11 @@ class ChunkPolicy(StrictModel):
     def _sizes_grow(self) -> ChunkPolicy:
         if list(self.sizes) != sorted(self.sizes):
             raise ValueError(f"chunk sizes must not shrink from first to ramp to steady, got {self.sizes}")
+        if self.first_batch_frames < self.first_chunk_frames:
+            raise ValueError(
+                f"first_batch_frames {self.first_batch_frames} is under first_chunk_frames {self.first_chunk_frames}; "
+                "raise it"
+            )
         if self.min_batch > self.max_batch:
             raise ValueError(f"min_batch {self.min_batch} is above max_batch {self.max_batch}; lower it")
         return self

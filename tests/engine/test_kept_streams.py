@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from tiny_engine import STRICT, Listener, engine, patient_talker
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
 from hocket.engine.codec_runner import CodecRunner
-from hocket.engine.primed_streams import PrimedStreams
+from hocket.engine.primed_streams import PrimedStreams, digest
+from hocket.engine.transfer import HostCopy
 
 VOICES = [np.random.default_rng(i).integers(0, 16, (18 + i, 12)) for i in range(3)]
 
@@ -32,10 +34,10 @@ def hear(config: EngineConfig) -> tuple[Listener, list[bytes], int]:
     primed = 0
     hear = runner.hear
 
-    def counting(slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> None:
+    def counting(slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
         nonlocal primed
         primed += sum(map(len, pieces))
-        hear(slots, pieces, frames)
+        return hear(slots, pieces, frames)
 
     runner.hear = counting  # type: ignore[method-assign]
     names = []
@@ -59,13 +61,25 @@ def test_speech_is_the_same_and_recordings_are_heard_once() -> None:
     assert heard_again > heard
 
 
+def test_requests_that_come_together_hear_a_recording_once() -> None:
+    listener = Listener(engine(STRICT.model_copy(update={"rows": 6, "kept_streams": 2}), patient_talker()))
+    runner = listener.engine._parts.codec
+    assert isinstance(runner, CodecRunner)
+    with mock.patch.object(runner, "hear", side_effect=runner.hear) as hear:
+        for i in range(6):
+            same = SpeechRequest(text="So it is.", reference=VOICES[0], reference_text="So.", seed=i, max_frames=4)
+            listener.add(same)
+        listener.run()
+    assert sum(len(piece) for call in hear.call_args_list for piece in call.args[1]) == len(VOICES[0])
+
+
 def test_the_least_recently_used_goes() -> None:
     kept = PrimedStreams([5, 6])
-    assert kept.find(VOICES[0]) is None
-    first, second = kept.place(VOICES[0]), kept.place(VOICES[1])
+    assert kept.find(digest(VOICES[0])) is None
+    first, second = kept.place(digest(VOICES[0])), kept.place(digest(VOICES[1]))
     assert {first, second} == {5, 6}
-    assert kept.place(VOICES[0]) is None, "it is there already"
-    assert kept.find(VOICES[0]) == first
-    assert kept.place(VOICES[2]) == second
-    assert kept.find(VOICES[1]) is None
-    assert PrimedStreams([]).place(VOICES[0]) is None
+    assert kept.place(digest(VOICES[0])) is None, "it is there already"
+    assert kept.find(digest(VOICES[0])) == first
+    assert kept.place(digest(VOICES[2])) == second
+    assert kept.find(digest(VOICES[1])) is None
+    assert PrimedStreams([]).place(digest(VOICES[0])) is None

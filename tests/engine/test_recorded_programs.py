@@ -67,11 +67,12 @@ def hear(config: EngineConfig) -> tuple[list[NDArray[np.int64]], list[NDArray[np
     return [one.all_codes for one in heard], [one.all_samples for one in heard], preemptions
 
 
-@pytest.mark.parametrize("kv_rows", [None, 256])
+# Twelve rows: as many streams in a pack as there are codebooks.
+@pytest.mark.parametrize(("rows", "kv_rows"), [(5, None), (5, 256), (12, None)])
 def test_replays_speak_as_calls_do(
-    recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch, kv_rows: int | None
+    recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch, rows: int, kv_rows: int | None
 ) -> None:
-    config = CONFIG.model_copy(update={"kv_rows": kv_rows})
+    config = CONFIG.model_copy(update={"rows": rows, "kv_rows": kv_rows})
     codes, samples, preemptions = hear(config)
     assert (preemptions > 0) == (kv_rows is not None)
     assert {key[0] for key in recorded if isinstance(key, tuple)} == {

@@ -168,7 +168,8 @@ class DecodeQueue:
         if request.sent == 0:
             request.play_start = now  # a guess until the audio comes back; only makes the second chunk more urgent
         request.sent += item.count
-        request.stage = min(request.stage + 1, len(self.policy.sizes) - 1)
+        if count >= request.chunk_frames:
+            request.stage = min(request.stage + 1, len(self.policy.sizes) - 1)
         request.chunk_frames = self.policy.sizes[request.stage]
         request.ready_at = math.nan
         return item

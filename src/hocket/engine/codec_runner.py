@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,33 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.engine.batches import chunk_batch, packed_batch
+from hocket.engine.codec_places import HEARING_SLOTS, STRICT_STREAMS, Kind, Place, hearing_sizes
 from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 from hocket.engine.request import DecodeBatch
 from hocket.engine.transfer import CopyLane, HostCopy
 from hocket.models.codec_state import PackedStreams
 from hocket.models.family import Codec
-
-#: Streams of every codec batch in strict mode (see `talker_runner.STRICT_ROWS`).
-STRICT_STREAMS = {"cpu": 8, "cuda": 32}
-#: Recordings that are heard at a time, and in pieces of how many frames; none: as speech is decoded. On a GPU one call
-#: for a whole recording of 5 s takes not much longer than one for a single frame.
-HEARING_SLOTS = {"cpu": 1, "cuda": 4}
-HEARING_SIZES = {"cpu": (), "cuda": (16, 32, 48, 64, 80)}
-
-
-def hearing_sizes(device: str, max_chunk_frames: int) -> tuple[int, ...]:
-    """In pieces of how many frames a recording is heard, on a kind of device."""
-    return HEARING_SIZES[device] or (max_chunk_frames,)
-
-
-Kind = Literal["row", "hearing"]
-
-
-class Place(NamedTuple):
-    """Where a stream's state is: on a request's row, being built up from a recording, or kept for later requests."""
-
-    kind: Literal["row", "hearing", "kept"]
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +80,11 @@ class CodecRunner:
             # Padding of a batch takes rows that are not in it: with a count of 0 it leaves no trace there.
             "row": codec.new_decoder_state(max(rows, self._sizes[-1]), self.chunk_sizes[-1]),
             "hearing": codec.new_decoder_state(self.hearing_slots, self.hearing_sizes[-1]),
-            "kept": codec.new_decoder_state(max(1, kept), 1),
         }
+        if kept:
+            self._states["kept"] = codec.new_decoder_state(kept, 1)
         self._max_frames = {"row": self.chunk_sizes[-1], "hearing": self.hearing_sizes[-1]}
-        self._inputs: dict[tuple[int, ...], StaticInput] = {}
+        self._inputs: dict[tuple[str, tuple[int, ...]], StaticInput] = {}
 
     def start(self, place: Place) -> None:
         """Begin a new stream: position 0, nothing of an earlier one is visible."""
@@ -136,13 +115,19 @@ class CodecRunner:
         with self._launcher.active():
             self._states[source.kind].copy(source.number, self._states[target.kind], target.number, frames)
 
-    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> None:
-        """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`."""
+    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
+        """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`.
+
+        The result tells when it has been done.
+        """
         with self._launcher.active():
             if self.packs:
-                self._decode_packed("hearing", slots, pieces)
+                _, power = self._decode_packed("hearing", slots, pieces)
             else:
-                self._decode("hearing", slots, pieces, frames)
+                _, power = self._decode("hearing", slots, pieces, frames)
+            heard = self._copies.start(power)
+            self._copies.settle()
+        return heard
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
         """Decode the chunks of `batch`, each with its codes [count, N] in `pieces`."""
@@ -184,7 +169,9 @@ class CodecRunner:
         state, most = self._states[kind], (self._sizes if kind == "row" else self._hearing_sizes)[-1]
         used = sum(map(len, pieces))
         size = frames or next(size for size in batch_sizes(most * self._max_frames[kind]) if size >= used)
-        streams_3S, frames_2F, codes = map(self._put, packed_batch(rows, pieces, size, most, state.rows))
+        streams, packed_frames, packed_codes = packed_batch(rows, pieces, size, most, state.rows)
+        streams_3S, frames_2F = self._put("streams", streams), self._put("frames", packed_frames)
+        codes = self._put("codes", packed_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_S, counts_S, firsts_S = streams_3S.unbind(0)
@@ -205,7 +192,8 @@ class CodecRunner:
         state, sizes = self._states[kind], self._sizes if kind == "row" else self._hearing_sizes
         fixed = self._strict or self._launcher.records
         size = next(size for size in sizes if size >= len(rows)) if fixed else len(rows)
-        places, codes = map(self._put, chunk_batch(rows, pieces, size, frames, state.rows))
+        numbers, padded_codes = chunk_batch(rows, pieces, size, frames, state.rows)
+        places, codes = self._put("places", numbers), self._put("codes", padded_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_B, counts_B = places.unbind(0)
@@ -216,11 +204,12 @@ class CodecRunner:
 
         return self._launcher.run((kind, size, frames), decode)
 
-    def _put(self, values: NDArray[np.int64]) -> Tensor:
+    def _put(self, name: str, values: NDArray[np.int64]) -> Tensor:
         """`values` on the device; where programs are recorded, in the same place for all of one shape."""
         if not self._launcher.records:
             return torch.from_numpy(values)
-        if values.shape not in self._inputs:
-            self._inputs[values.shape] = StaticInput(values.shape, self._device)
-        self._inputs[values.shape].put(values)
-        return self._inputs[values.shape].tensor
+        key = (name, values.shape)
+        if key not in self._inputs:
+            self._inputs[key] = StaticInput(values.shape, self._device)
+        self._inputs[key].put(values)
+        return self._inputs[key].tensor

@@ -252,8 +252,8 @@ class Engine:
         self._meter.begin()
         try:
             self._cancel()
-            self._prepare()
             if self._talker.can_launch:
+                self._prepare()
                 self._admit()
                 self._talker.launch()
             while not self._take():
@@ -312,7 +312,7 @@ class Engine:
         chunks = self._codec.collect()
         for item, chunk in chunks:
             self._deliver(item, chunk)
-        return is_read or bool(chunks) or not (self._talker.busy or self._codec.busy)
+        return is_read or bool(chunks) or self._talker.goes_on or not (self._talker.busy or self._codec.busy)
 
     def _deliver(self, item: DecodeItem, chunk: DecodedChunk) -> None:
         scheduled, frames, samples_CS = item.request, item.count, chunk.samples_CS
@@ -366,6 +366,8 @@ class Engine:
             outbox=outbox,
         )
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             self._intake.open(job)
             self._jobs[job.id] = job
         return job

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
-from hocket.engine.codec_runner import Place
+from hocket.engine.codec_places import Place
 from hocket.engine.job import Job
 from hocket.engine.loading import ChunkRunner
-from hocket.engine.primed_streams import PrimedStreams
+from hocket.engine.primed_streams import PrimedStreams, digest
 from hocket.engine.scheduler import Scheduler
 from hocket.engine.statistics import Meter
+from hocket.engine.transfer import HostCopy
 
 
 class Hearing:
@@ -22,9 +22,11 @@ class Hearing:
         self._meter = meter
         self._clock = clock
         self._kept = PrimedStreams(range(runner.kept))
-        self._waiting: deque[Job] = deque()
+        self._waiting: list[tuple[bytes, Job]] = []
         #: By slot.
-        self._heard_by: dict[int, Job] = {}
+        self._heard_by: dict[int, tuple[bytes, Job]] = {}
+        #: The newest piece, until it is done: more at a time would only stand in the way of chunks that are due.
+        self._newest: HostCopy | None = None
 
     @property
     def busy(self) -> bool:
@@ -33,42 +35,57 @@ class Hearing:
 
     def start(self, job: Job) -> None:
         """A request that continues a recording has got a row."""
-        kept = self._kept.find(job.prefix_codes)
-        if kept is None:
-            self._waiting.append(job)
-        else:
-            job.primed = len(job.prefix_codes)
-            self._hand_over(job, Place("kept", kept))
+        self._waiting.append((digest(job.prefix_codes), job))
+        self._fill_slots()
 
     def step(self) -> None:
-        """Hear a piece of some of them: of the first, and of those whose piece has the same size."""
-        self._heard_by = {slot: job for slot, job in self._heard_by.items() if job.end is None}
-        for slot in range(self._runner.hearing_slots):
-            while slot not in self._heard_by and self._waiting:
-                job = self._waiting.popleft()
-                if job.end is None:
-                    self._runner.start(Place("hearing", slot))
-                    self._heard_by[slot] = job
+        """Hear a piece of some of them, unless one is still being heard.
+
+        Of the first, and of those whose piece has the same size.
+        """
+        if self._newest is not None and not self._newest.done:
+            return
+        self._heard_by = {slot: (key, job) for slot, (key, job) in self._heard_by.items() if job.end is None}
+        self._fill_slots()
         if not self._heard_by:
             return
-        sizes = {slot: self._size(job) for slot, job in self._heard_by.items()}
-        first = min(self._heard_by, key=lambda slot: self._heard_by[slot].in_scheduler.rank)
-        slots = [slot for slot in self._heard_by if sizes[slot] == sizes[first]]
-        jobs, size = [self._heard_by[slot] for slot in slots], sizes[first]
-        pieces = [job.prefix_codes[job.primed : job.primed + size] for job in jobs]
+        sizes = {slot: self._size(job) for slot, (_, job) in self._heard_by.items()}
+        first = min(self._heard_by, key=lambda slot: self._heard_by[slot][1].in_scheduler.rank)
+        heard = [(slot, *of) for slot, of in self._heard_by.items() if sizes[slot] == sizes[first]]
+        pieces = [job.prefix_codes[job.primed : job.primed + sizes[first]] for _, _, job in heard]
         self._meter.host()
-        self._runner.hear(slots, pieces, size)
-        for slot, job, piece in zip(slots, jobs, pieces, strict=True):
+        self._newest = self._runner.hear([slot for slot, _, _ in heard], pieces, sizes[first])
+        for (slot, key, job), piece in zip(heard, pieces, strict=True):
             job.primed += len(piece)
             if job.needs_priming:
                 continue
             # Copies follow on the same stream, so the slot is free for the next recording at once.
             del self._heard_by[slot]
-            kept = self._kept.place(job.prefix_codes)
+            kept = self._kept.place(key)
             if kept is not None:
                 self._runner.copy(Place("hearing", slot), Place("kept", kept), job.primed)
             self._hand_over(job, Place("hearing", slot))
+        self._fill_slots()
         self._meter.decode_seconds += self._meter.lap()
+
+    def _fill_slots(self) -> None:
+        """Give free slots to those that wait, and what is kept to those that want the same."""
+        waiting, self._waiting = self._waiting, []
+        free = [slot for slot in range(self._runner.hearing_slots) if slot not in self._heard_by]
+        for key, job in waiting:
+            if job.end is not None:
+                continue
+            kept = self._kept.find(key)
+            is_heard = bool(self._runner.kept) and any(key == other for other, _ in self._heard_by.values())
+            if kept is not None:
+                job.primed = len(job.prefix_codes)
+                self._hand_over(job, Place("kept", kept))
+            elif free and not is_heard:
+                slot = free.pop(0)
+                self._runner.start(Place("hearing", slot))
+                self._heard_by[slot] = key, job
+            else:
+                self._waiting.append((key, job))
 
     def _size(self, job: Job) -> int:
         """The smallest piece that finishes the recording, or else the largest."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.engine.codec_runner import DecodedChunk, Place, SamplesInFlight
+from hocket.engine.codec_places import Place
+from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
 from hocket.engine.hearing import Hearing
 from hocket.engine.job import Job
 from hocket.engine.loading import ChunkRunner, EngineParts
@@ -32,6 +33,7 @@ class TalkerLane:
         self._in_flight: deque[FramesInFlight] = deque()
         #: Of those in flight, how many the next step may leave unread.
         self._ahead = 0
+        self._has_launched = False
         rows, policy = parts.config.rows, parts.config.runaway
         self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.audio.frame_seconds))
         #: Codes of every row's frames, as they were read back.
@@ -53,6 +55,11 @@ class TalkerLane:
         """A launched frame is to be read before anything else is launched."""
         return len(self._in_flight) > self._ahead
 
+    @property
+    def goes_on(self) -> bool:
+        """What was launched need not be waited for: a part of a prompt by itself, or a frame with lookahead."""
+        return self._has_launched and not self.busy
+
     def launch(self) -> None:
         """Compute prompts, as much as a step may, and launch a frame of everybody.
 
@@ -60,6 +67,7 @@ class TalkerLane:
         which comes sooner for it; but not if nobody else is speaking.
         """
         scheduler, runner = self._scheduler, self._runner
+        self._has_launched = False
         self._meter.host()
         batch = scheduler.next_frames() if runner.joins_prefill else None
         items = scheduler.next_prefill()
@@ -68,6 +76,7 @@ class TalkerLane:
             scheduler.finish_prefill(items, self._clock())
             return
         if items:
+            self._has_launched = True
             self._meter.host()
             runner.prefill(items, scheduler.page_table)
             self._meter.prefill_seconds += self._meter.lap()
@@ -79,6 +88,7 @@ class TalkerLane:
         if not batch.requests:
             return
         meter = self._meter
+        self._has_launched = True
         meter.host()
         self._in_flight.append(self._runner.launch(batch, self._scheduler.page_table, items))
         meter.frame_batches += 1
@@ -145,18 +155,17 @@ class CodecLane:
             self._hearing.start(job)
 
     def launch(self) -> None:
-        """Launch a piece of the recordings that are to be heard, and the chunks that are due."""
+        """Launch the chunks that are due, and a piece of the recordings that are to be heard."""
+        batch, meter = self._scheduler.next_decode(self._clock()), self._meter
+        if batch is not None:
+            meter.host()
+            pieces = [self._codes(item.request.row, item.start, item.count) for item in batch.items]
+            self._in_flight.append(self._runner.launch(batch, pieces))
+            meter.decode_batches += 1
+            meter.decode_rows += len(batch.items)
+            meter.decode_seconds += meter.lap()
         if self._hearing.busy:
             self._hearing.step()
-        batch, meter = self._scheduler.next_decode(self._clock()), self._meter
-        if batch is None:
-            return
-        meter.host()
-        pieces = [self._codes(item.request.row, item.start, item.count) for item in batch.items]
-        self._in_flight.append(self._runner.launch(batch, pieces))
-        meter.decode_batches += 1
-        meter.decode_rows += len(batch.items)
-        meter.decode_seconds += meter.lap()
 
     def collect(self) -> list[tuple[DecodeItem, DecodedChunk]]:
         """What is done."""

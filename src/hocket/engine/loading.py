@@ -14,7 +14,8 @@ from torch import nn
 
 from hocket.config import EngineConfig, Environment
 from hocket.core import PLAIN_VOICES, PromptRows, ResolvedSampling, VoiceTraits
-from hocket.engine.codec_runner import STRICT_STREAMS, CodecRunner, DecodedChunk, Place, SamplesInFlight
+from hocket.engine.codec_places import STRICT_STREAMS, Place
+from hocket.engine.codec_runner import CodecRunner, DecodedChunk, SamplesInFlight
 from hocket.engine.conversions import Conversions
 from hocket.engine.plan import MemoryPlan, plan_memory
 from hocket.engine.references import ReferenceEncoder
@@ -22,6 +23,7 @@ from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.engine.scheduler import Scheduler
 from hocket.engine.scheduler_config import SchedulerConfig
 from hocket.engine.talker_runner import FramesInFlight, PageTable, TalkerRunner
+from hocket.engine.transfer import HostCopy
 from hocket.engine.voice_vectors import VoiceVectors
 from hocket.errors import ConfigError
 from hocket.models.checkpoint import resolve_checkpoint
@@ -63,7 +65,7 @@ class ChunkRunner(Protocol):
     def kept(self) -> int: ...
     def start(self, place: Place) -> None: ...
     def copy(self, source: Place, target: Place, frames: int) -> None: ...
-    def hear(self, slots: list[int], pieces: list[NDArray[np.int64]], frames: int) -> None: ...
+    def hear(self, slots: list[int], pieces: list[NDArray[np.int64]], frames: int) -> HostCopy: ...
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight: ...
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]: ...
 
@@ -232,9 +234,9 @@ def text_front_of(extras: Extras, config: EngineConfig) -> TextFront | None:
 def new_scheduler(parts: EngineParts) -> Scheduler:
     """The scheduler of these parts."""
     config, chunks = parts.config, parts.config.chunks
-    if config.strict:
-        most = min(chunks.max_batch, parts.strict_streams)
-        chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most)})
+    most = min(chunks.max_batch, parts.strict_streams) if config.strict else chunks.max_batch
+    # Of fewer rows no larger batch can be waited for.
+    chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most, config.rows)})
     return Scheduler(
         SchedulerConfig(
             rows=config.rows,

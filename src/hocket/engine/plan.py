@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hocket.config import EngineConfig
-from hocket.engine.codec_runner import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
+from hocket.engine.codec_places import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
 from hocket.engine.conversions import PIECE_FRAMES
 from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.sampling_rows import ROW_BYTES as SAMPLING_BYTES
@@ -60,7 +60,7 @@ def plan_memory(
         longest = max(config.chunks.sizes)
         ring_bytes = codec.state_bytes("decoder", rows, longest)
         ring_bytes += codec.state_bytes("decoder", HEARING_SLOTS[device], hearing_sizes(device, longest)[-1])
-        ring_bytes += codec.state_bytes("decoder", max(1, config.kept_streams), 1)
+        ring_bytes += codec.state_bytes("decoder", config.kept_streams, 1)
         ring_bytes += codec.state_bytes("encoder", ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
         ring_bytes += sum(codec.state_bytes(way, 1, PIECE_FRAMES) for way in ("encoder", "decoder"))
     row_bytes = (config.rows + 1) * (

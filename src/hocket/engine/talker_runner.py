@@ -31,9 +31,8 @@ STRICT_ROWS = {"cpu": 16, "cuda": 128}
 STRICT_PAGES = {"cpu": 1, "cuda": 16}
 #: Most rows of a prefill batch on a GPU.
 MAX_PREFILL_ROWS = 2048
-#: Sizes of batches in which frames and pages (in rows) go through the backbone together: coarser than by themselves,
-#: since both are many rows of one matrix.
-JOINED_FRAMES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+#: Sizes, in rows, of batches of pages that go through the backbone together with frames: coarser than by themselves, as
+#: those of the frames are, since both are many rows of one matrix.
 JOINED_PAGE_ROWS = (64, 128, 192, 256, 320, 384, 512, 768, 1024)
 
 PageTable = NDArray[np.int32]
@@ -98,7 +97,7 @@ class TalkerRunner:
             self._frame_sizes = batch_sizes(rows)
             self._page_sizes = batch_sizes(max(1, MAX_PREFILL_ROWS // page_rows))
         self._joined_sizes = (
-            [*(size for size in JOINED_FRAMES if size < rows), rows],
+            [*(size for size in (16, *range(32, rows, max(32, rows // 8))) if size < rows), rows],
             sorted({max(1, count // page_rows) for count in JOINED_PAGE_ROWS}),
         )
 

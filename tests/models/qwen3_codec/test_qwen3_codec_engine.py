@@ -24,7 +24,8 @@ from qwen3_codec_helpers import (
 from cli_runner import run
 from hocket.audio import decode_audio, write_audio
 from hocket.config import EngineConfig, ReferenceCacheConfig, ReferenceLimits
-from hocket.engine.codec_runner import CodecRunner, DecodedChunk, Place
+from hocket.engine.codec_places import Place
+from hocket.engine.codec_runner import CodecRunner, DecodedChunk
 from hocket.engine.conversions import Conversions
 from hocket.engine.loading import load_parts
 from hocket.engine.references import ReferenceEncoder
