@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from hocket.kernels import ops
 from hocket.models.fp8 import Linear, QuantizableBlock, add_rms_norm_for, silu_mul_for
-from hocket.models.kv_cache import FrameKV, KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
+from hocket.models.frame_kv import FrameKV
+from hocket.models.kv_cache import KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
 from hocket.models.layers import RMSNorm, RopeTables, half_rope_tables, rotate_halves
 from hocket.models.weights import WeightEntry
 
