@@ -183,7 +183,10 @@ class Bench:
         def launch(count: int, frames: int) -> object:
             # Replays move on from here, but a stream has no end.
             runner._states["row"].offsets.fill_(HEARD_FRAMES)
-            return runner._decode("row", range(count), [codes_FN[:frames]] * count, frames)
+            pieces = [codes_FN[:frames]] * count
+            if runner.packs:
+                return runner._decode_packed("row", range(count), pieces)
+            return runner._decode("row", range(count), pieces, frames)
 
         print(f"\ndecode: codec, streams x frames\n{HEADER}{'audio-s/s':>11}", flush=True)
         for count in arguments.streams:

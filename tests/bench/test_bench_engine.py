@@ -84,12 +84,12 @@ def test_every_field_of_the_line_is_there(closed: dict[str, Any]) -> None:
     json.dumps(closed)
 
 
-def test_the_parts_of_a_step_add_up_to_the_steps(closed: dict[str, Any]) -> None:
+def test_the_parts_of_a_frame_add_up(closed: dict[str, Any]) -> None:
     parts = dict(closed["parts_ms"])
-    step = parts.pop("step")
-    assert sum(parts.values()) == pytest.approx(step, rel=0.01)
+    frame = parts.pop("frame")
+    assert sum(parts.values()) == pytest.approx(frame, rel=0.01)
     assert min(parts["prefill"], parts["frames"], parts["codec"], parts["cpu"]) > 0
-    assert parts["references"] < 0.1 * step  # codes are given, so nothing is encoded
+    assert parts["references"] < 0.1 * frame  # codes are given, so nothing is encoded
 
 
 def test_an_open_loop_ends_with_everything_said() -> None:

@@ -87,6 +87,7 @@ def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
         **_facts(wishes, device),
         **_figures(run, wishes),
         "parts_ms": _parts(before, engine.stats()),
+        **_batches(before, engine.stats()),
         "gpu_memory_gb": _gpu_memory_gb(*devices.values()),
         "load_s": round(loaded - began, 2),
         "start_s": round(start_seconds, 2),
@@ -125,7 +126,7 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
         shown = ", ".join(f"{key} {value:g}" for key, value in (figures[name] or {}).items())
         table.add_row(label, shown)
     table.add_row("never stood still", str(figures["underrun_free"]))
-    table.add_row("a step, ms", ", ".join(f"{key} {value:g}" for key, value in figures["parts_ms"].items()))
+    table.add_row("a frame, ms", ", ".join(f"{key} {value:g}" for key, value in figures["parts_ms"].items()))
     table.add_row("start, s", f"{figures['start_s']} (and {figures['load_s']} for the weights)")
     return table
 
@@ -240,8 +241,11 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _parts(before: EngineStats, after: EngineStats) -> dict[str, float]:
-    """Mean milliseconds of a step, by where they went. `frames` is backbone and depth together, `cpu` the rest."""
-    steps = max(1, after.steps - before.steps)
+    """Mean milliseconds from frame to frame of all that speak, by where the host spent them.
+
+    `frames` is launching backbone and depth and waiting for them, `cpu` all but the parts.
+    """
+    frames = max(1, after.frame_batches - before.frame_batches)
     parts = {
         "prefill": after.prefill_seconds - before.prefill_seconds,
         "frames": after.frame_seconds - before.frame_seconds,
@@ -249,8 +253,21 @@ def _parts(before: EngineStats, after: EngineStats) -> dict[str, float]:
         "references": after.reference_seconds - before.reference_seconds,
         "cpu": after.host_seconds - before.host_seconds,
     }
-    shown = {name: round(1e3 * seconds / steps, 4) for name, seconds in parts.items()}
-    return {"step": round(1e3 * sum(parts.values()) / steps, 4), **shown}
+    shown = {name: round(1e3 * seconds / frames, 4) for name, seconds in parts.items()}
+    total = round(1e3 * sum(parts.values()) / frames, 4)
+    return {"frame": total, **shown}
+
+
+def _batches(before: EngineStats, after: EngineStats) -> dict[str, float]:
+    """Means of the rows in a frame, and of the streams in a codec batch."""
+    frames = after.frame_batches - before.frame_batches
+    decodes = after.decode_batches - before.decode_batches
+    rows = after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
+    streams = after.mean_decode_rows * after.decode_batches - before.mean_decode_rows * before.decode_batches
+    return {
+        "mean_frame_rows": round(rows / max(1, frames), 1),
+        "mean_decode_streams": round(streams / max(1, decodes), 1),
+    }
 
 
 def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
