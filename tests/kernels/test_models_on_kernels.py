@@ -48,9 +48,7 @@ def requests(family: str) -> list[SpeechRequest]:
         Sampling(temperature=1.0, top_k=0, top_p=0.95, repetition_penalty=1.2),
     ]
     return [
-        SpeechRequest(
-            text="Hello there." * (1 + i), seed=i, sampling=kind, max_frames=7, min_frames=5 + i % 3, voice=voice
-        )
+        SpeechRequest(text="Hello.", seed=i, sampling=kind, max_frames=3, min_frames=2 + i % 2, voice=voice)
         for i, kind in enumerate(kinds)
     ]
 
@@ -63,7 +61,7 @@ def test_kernels_speak_as_plain_pytorch_does(
     heard = speak(family, requests(family), device)
     monkeypatch.setattr(ops, "use_kernels", lambda x: False)
     for one, plain in zip(heard, speak(family, requests(family), torch.device("cpu")), strict=True):
-        assert len(plain.codes) >= 5
+        assert len(plain.codes) >= 2
         assert np.array_equal(one.codes, plain.codes)
         np.testing.assert_allclose(one.samples, plain.samples, atol=1e-4, rtol=1e-3)
 
