@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.engine.batches import chunk_batch, packed_batch
 from hocket.engine.codec_places import HEARING_SLOTS, STRICT_STREAMS, Kind, Place, hearing_sizes
-from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
+from hocket.engine.graphs import Launcher, batch_sizes
 from hocket.engine.request import DecodeBatch
 from hocket.engine.transfer import CopyLane, HostCopy
 from hocket.models.codec_state import PackedStreams
@@ -84,7 +83,6 @@ class CodecRunner:
         if kept:
             self._states["kept"] = codec.new_decoder_state(kept, 1)
         self._max_frames = {"row": self.chunk_sizes[-1], "hearing": self.hearing_sizes[-1]}
-        self._inputs: dict[tuple[str, tuple[int, ...]], StaticInput] = {}
 
     def start(self, place: Place) -> None:
         """Begin a new stream: position 0, nothing of an earlier one is visible."""
@@ -170,8 +168,8 @@ class CodecRunner:
         used = sum(map(len, pieces))
         size = frames or next(size for size in batch_sizes(most * self._max_frames[kind]) if size >= used)
         streams, packed_frames, packed_codes = packed_batch(rows, pieces, size, most, state.rows)
-        streams_3S, frames_2F = self._put("streams", streams), self._put("frames", packed_frames)
-        codes = self._put("codes", packed_codes)
+        streams_3S, frames_2F = self._launcher.put("streams", streams), self._launcher.put("frames", packed_frames)
+        codes = self._launcher.put("codes", packed_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_S, counts_S, firsts_S = streams_3S.unbind(0)
@@ -193,7 +191,7 @@ class CodecRunner:
         fixed = self._strict or self._launcher.records
         size = next(size for size in sizes if size >= len(rows)) if fixed else len(rows)
         numbers, padded_codes = chunk_batch(rows, pieces, size, frames, state.rows)
-        places, codes = self._put("places", numbers), self._put("codes", padded_codes)
+        places, codes = self._launcher.put("places", numbers), self._launcher.put("codes", padded_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_B, counts_B = places.unbind(0)
@@ -203,13 +201,3 @@ class CodecRunner:
             return samples_BCS, power_BF
 
         return self._launcher.run((kind, size, frames), decode)
-
-    def _put(self, name: str, values: NDArray[np.int64]) -> Tensor:
-        """`values` on the device; where programs are recorded, in the same place for all of one shape."""
-        if not self._launcher.records:
-            return torch.from_numpy(values)
-        key = (name, values.shape)
-        if key not in self._inputs:
-            self._inputs[key] = StaticInput(values.shape, self._device)
-        self._inputs[key].put(values)
-        return self._inputs[key].tensor

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 _T = TypeVar("_T")
 #: Copies on their way at a time; one more waits for the oldest.
@@ -33,6 +34,7 @@ class Launcher:
         self._pool: Any = None
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, object]] = {}
         self._is_sealed = False
+        self._inputs: dict[tuple[str, tuple[int, ...]], StaticInput] = {}
 
     @property
     def records(self) -> bool:
@@ -48,6 +50,16 @@ class Launcher:
                 stack.enter_context(torch.cuda.device(self.device))
                 stack.enter_context(torch.cuda.stream(self.stream))
             yield
+
+    def put(self, name: str, values: NDArray[np.int64]) -> Tensor:
+        """`values` on the device; where programs are recorded, in the same place for all of one name and shape."""
+        if not self.records:
+            return torch.from_numpy(values)
+        key = (name, values.shape)
+        if key not in self._inputs:
+            self._inputs[key] = StaticInput(values.shape, self.device)
+        self._inputs[key].put(values)
+        return self._inputs[key].tensor
 
     def run(self, key: Hashable, program: Callable[[], _T]) -> _T:
         """The result of `program`, which is the same whenever `key` is. Call it in `active`."""

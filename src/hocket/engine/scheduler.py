@@ -286,11 +286,6 @@ class Scheduler:
         return self._pages.table
 
     @property
-    def max_decode_batch(self) -> int:
-        """Streams that go to the codec together; 0 without a codec."""
-        return 0 if self._decodes is None else self._decodes.policy.max_batch
-
-    @property
     def queue_is_full(self) -> bool:
         """`add` would raise `CapacityError`."""
         return self.waiting >= self.config.max_waiting

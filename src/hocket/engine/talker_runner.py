@@ -86,7 +86,6 @@ class TalkerRunner:
         self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int32)
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
         self._true = torch.ones((), dtype=torch.bool, device=self._device)
-        self._inputs: dict[tuple[str, tuple[int, ...]], StaticInput] = {}
         #: Of all rows, the scratch row's last.
         self._table = StaticInput((rows + 1, -(-max_frames // page_rows)), self._device, torch.int32)
         self._host_table = np.full(self._table.tensor.shape, SCRATCH_PAGE, np.int32)
@@ -190,7 +189,11 @@ class TalkerRunner:
         """
         length = self._page_rows if self._has_fixed_shapes else max(len(piece.rows_TR) for piece in pieces)
         rows_BTR, numbers = piece_batch(pieces, size, length, self._scratch_row)
-        return self._put("prompt rows", rows_BTR), self._put("pieces", numbers), numbers[1] + numbers[2]
+        return (
+            self._launcher.put("prompt rows", rows_BTR),
+            self._launcher.put("pieces", numbers),
+            numbers[1] + numbers[2],
+        )
 
     def _run_pages(self, pieces: Sequence[Piece]) -> None:
         """Compute pieces, each of which needs no rows but those of earlier ones and of earlier calls.
@@ -262,7 +265,7 @@ class TalkerRunner:
         return results[:, 0].astype(bool).tolist(), results[:, 1:]
 
     def _put_frames(self, rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], size: int) -> Tensor:
-        return self._put("frames", frame_batch(rows, frames, starts, size, self._scratch_row))
+        return self._launcher.put("frames", frame_batch(rows, frames, starts, size, self._scratch_row))
 
     def _draw(self, places: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
         """Stop flags and codes int64 [B, 1 + N] of the frames at `places`; the codes stay on the device, too."""
@@ -315,16 +318,6 @@ class TalkerRunner:
         return self.talker.embed_frame(codes_BN, texts_B), batch
 
     # ---- both
-
-    def _put(self, name: str, values: NDArray[np.int64]) -> Tensor:
-        """`values` on the device; where programs are recorded, in the same place for all of one shape."""
-        if not self._launcher.records:
-            return torch.from_numpy(values)
-        key = (name, values.shape)
-        if key not in self._inputs:
-            self._inputs[key] = StaticInput(values.shape, self._device)
-        self._inputs[key].put(values)
-        return self._inputs[key].tensor
 
     def _padded(self, sizes: Sequence[int], count: int) -> int:
         """Sequences that a batch of `count` is computed with."""
