@@ -77,7 +77,8 @@ def test_packed_chunks_and_joined_prompts_speak_as_plain_pytorch_does(
     """What runs on a GPU alone, where programs are recorded."""
     voice = np.random.default_rng(0).integers(0, 16, (11, 12))
     some = [
-        one.model_copy(update={"reference": voice, "reference_text": "So.", "voice": None}) for one in requests("moss")
+        one.model_copy(update={"reference": (voice,), "reference_text": "So.", "voice": None})
+        for one in requests("moss")
     ]
     heard = speak("moss", some, device)
     monkeypatch.undo()

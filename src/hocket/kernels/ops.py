@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from hocket.kernels import reference
+from hocket.kernels.scaled import Scaled
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
-def use_kernels(x: Tensor) -> bool:
+def use_kernels(x: Tensor | Scaled) -> bool:
     """Whether operations on `x` run as kernels: on a GPU, in inference mode, which is where the engine runs models."""
     return x.device.type != "cpu" and torch.is_inference_mode_enabled()
 
@@ -35,7 +36,7 @@ def _operation(twin: _F) -> _F:
     """`twin`, or its kernel where kernels are used; its first argument says which."""
 
     @functools.wraps(twin)
-    def call(first: Tensor, *rest: object) -> object:
+    def call(first: Tensor | Scaled, *rest: object) -> object:
         if not use_kernels(first):
             return twin(first, *rest)
         # Triton launches on the current GPU, wherever its arguments are.

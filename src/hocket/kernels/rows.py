@@ -65,3 +65,16 @@ def store_tile(out_ptr, scale_ptr, offsets, values, rows, count, mask):
         # The conversion saturates: a subnormal scale is too coarse to keep its row within 448.
         tl.store(out_ptr + offsets, tl.div_rn(values, scale).to(out_ptr.dtype.element_ty), mask=mask)
         tl.store(scale_ptr + rows, scale, mask=rows < count)
+
+
+@triton.jit
+def load_scaled(ptr, offsets, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist):
+    """float32 of what lies at `ptr + offsets`; with scales (`Scaled`) multiplied by them, and rounded as stored."""
+    x = tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if rows_ptr is not None:
+        x = x * tl.load(rows_ptr + rows, mask=rows_exist, other=0.0)
+        x = x * tl.load(columns_ptr + columns, mask=columns_exist, other=0.0)
+        if bias_ptr is not None:
+            x = x + tl.load(bias_ptr + columns, mask=columns_exist, other=0.0).to(tl.float32)
+        x = rounded(x, ptr.dtype.element_ty)
+    return x
