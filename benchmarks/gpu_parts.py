@@ -174,26 +174,27 @@ class Bench:
         )
         if runner is None:
             return
-        with runner._launcher.active():
-            for ring in (ring for stage in runner._states["row"].stages if stage is not None for ring in stage.layers):
+        lane = runner._rest
+        with lane.launcher.active():
+            for ring in (ring for stage in lane.state.stages if stage is not None for ring in stage.layers):
                 ring.keys.normal_()
                 ring.values.normal_()
-            runner._states["row"].tails.normal_()
+            lane.state.tails.normal_()
 
         def launch(count: int, frames: int) -> object:
             # Replays move on from here, but a stream has no end.
-            runner._states["row"].offsets.fill_(HEARD_FRAMES)
+            lane.state.offsets.fill_(HEARD_FRAMES)
             pieces = [codes_FN[:frames]] * count
             if runner.packs:
-                return runner._decode_packed("row", range(count), pieces)
-            return runner._decode("row", range(count), pieces, frames)
+                return runner._decode_packed(lane, range(count), pieces)
+            return runner._decode(lane, range(count), pieces, frames)
 
         print(f"\ndecode: codec, streams x frames\n{HEADER}{'audio-s/s':>11}", flush=True)
         for count in arguments.streams:
             for frames in arguments.frames:
                 self.show(
                     f"decode/{count}x{frames}",
-                    runner._launcher,
+                    lane.launcher,
                     partial(launch, count, frames),
                     partial(decode_work, self.codec, count, frames),
                     audio_seconds=count * frames * config.frame_samples / config.sample_rate,

@@ -42,8 +42,8 @@ class ChunkPolicy(StrictModel):
     #: ... but no longer than this, and not at all where waiting cannot help.
     max_wait_ms: NonNegativeFloat = 20.0
     max_batch: PositiveInt = 32
-    #: Most frames of a batch that a first chunk is due in, where chunks of any sizes go together.
-    first_batch_frames: PositiveInt = 64
+    #: Most frames of a batch of first chunks, where they are decoded beside the others (on a GPU).
+    first_batch_frames: PositiveInt = 32
     #: A chunk is launched at the latest this long before its player runs dry.
     deadline_margin_ms: NonNegativeFloat = 40.0
     #: The due time of a chunk that nobody plays yet, counted from the moment that it was ready.

@@ -92,6 +92,22 @@ def test_the_parts_of_a_frame_add_up(closed: dict[str, Any]) -> None:
     assert parts["references"] < 0.1 * frame  # codes are given, so nothing is encoded
 
 
+@pytest.mark.parametrize("seeded", [False, True])
+def test_seeds_are_said_or_left_out(monkeypatch: pytest.MonkeyPatch, seeded: bool) -> None:
+    seeds: list[int | None] = []
+    add = Engine.add
+
+    def noting(self: Engine, request: SpeechRequest) -> str:
+        seeds.append(request.seed)
+        return add(self, request)
+
+    monkeypatch.setattr(Engine, "add", noting)
+    figures = bench_engine(wishes(requests=4, seeded=seeded))
+    assert figures["seeded"] == seeded
+    # Behind those of the warm-up.
+    assert seeds[3:] == ([0, 1, 2, 3] if seeded else [None] * 4)
+
+
 def test_an_open_loop_ends_with_everything_said() -> None:
     figures = bench_engine(wishes(clients=None, rate=40.0, requests=6))
     assert figures["frames"] == sum(lengths(6))

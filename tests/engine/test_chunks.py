@@ -32,8 +32,8 @@ def policy(
 class World:
     """A queue and its streams; `launch` asks for a batch and returns it as (name, start, count) with its width."""
 
-    def __init__(self, policy: ChunkPolicy) -> None:
-        self.queue = DecodeQueue(policy, FRAME)
+    def __init__(self, policy: ChunkPolicy, pack_frames: int = 0) -> None:
+        self.queue = DecodeQueue(policy, FRAME, pack_frames=pack_frames)
 
     def stream(self, name: str, *, streaming: bool = True) -> Request:
         prompt = np.zeros((1, 2), dtype=np.int64)
@@ -247,3 +247,64 @@ class TestWait:
         (gone,) = [request for request in world.queue._ready if request.id == "a"]
         world.queue.discard(gone)
         assert world.launch(9.0) == ([("b", 30, 15)], 15)
+
+
+class TestPacks:
+    """Chunks of any sizes go together, first chunks beside the others."""
+
+    def test_first_chunks_go_beside_what_is_in_flight(self) -> None:
+        world = World(policy(max_in_flight=1), pack_frames=480)
+        world.frames(world.playing("a", since=0.0, decoded=30), 15, 1.0)
+        assert world.launch(1.0) == ([("a", 30, 15)], 15)
+        world.frames(world.stream("b"), 3, 1.0)  # only the first of them: its size depends on nothing else
+        assert world.launch(1.0) == ([("b", 0, 1)], 1)
+        batch = world.batch
+        assert batch is not None
+        assert batch.is_first
+        world.frames(world.stream("c"), 1, 1.0)
+        assert world.launch(1.0) is None
+        world.queue.collect(batch, 1.1)
+        assert world.launch(1.1) == ([("c", 0, 1)], 1)
+
+    def test_a_second_chunk_waits_for_the_return_of_the_first(self) -> None:
+        world = World(policy(), pack_frames=480)
+        request = world.stream("a")
+        world.frames(request, 9, 0.0)
+        assert world.launch(0.0) == ([("a", 0, 1)], 1)
+        batch = world.batch
+        assert batch is not None
+        world.frames(request, 9, 0.0)
+        assert (world.queue.ready, world.launch(9.0)) == (0, None)
+        world.queue.collect(batch, 9.0)
+        assert world.launch(9.0) == ([("a", 1, 15)], 15)
+
+    def test_a_cancelled_stream_does_not_go_on_after_its_first_chunk(self) -> None:
+        world = World(policy(), pack_frames=480)
+        request = world.stream("a")
+        world.frames(request, 9, 0.0)
+        assert world.launch(0.0) == ([("a", 0, 1)], 1)
+        request.finish_reason = "cancelled"
+        world.queue.discard(request)
+        world.collect(0.1)
+        assert world.queue.ready == 0
+
+    def test_packs_are_filled_with_whatever_there_is(self) -> None:
+        world = World(policy(), pack_frames=32)
+        for name, count in (("a", 7), ("b", 15), ("c", 15)):
+            request = world.playing(name, since=0.0, decoded=30)
+            request.finish_reason = "stop"
+            world.frames(request, count, 2.0)
+        assert world.launch(9.0) == ([("a", 30, 7), ("b", 30, 15), ("c", 30, 10)], 15)
+        assert world.launch(9.0) == ([("c", 40, 5)], 8)
+
+    def test_what_does_not_stream_has_no_first_chunk(self) -> None:
+        world = World(policy(), pack_frames=480)
+        world.frames(world.stream("a", streaming=False), 15, 0.0)
+        assert world.launch(9.0) == ([("a", 0, 15)], 15)
+        assert not world.batch.is_first  # type: ignore[union-attr]
+
+    def test_a_batch_of_first_chunks_is_bounded(self) -> None:
+        world = World(policy().model_copy(update={"first_batch_frames": 2}), pack_frames=480)
+        for name in "abc":
+            world.frames(world.stream(name), 1, 0.0)
+        assert world.launch(0.0) == ([("a", 0, 1), ("b", 0, 1)], 1)

@@ -68,20 +68,23 @@ def hear(config: EngineConfig) -> tuple[list[NDArray[np.int64]], list[NDArray[np
 
 
 # Twelve rows: as many streams in a pack as there are codebooks.
-@pytest.mark.parametrize(("rows", "kv_rows"), [(5, None), (5, 256), (12, None)])
+@pytest.mark.parametrize(
+    ("rows", "kv_rows", "strict"), [(5, None, False), (5, 256, False), (12, None, False), (5, None, True)]
+)
 def test_replays_speak_as_calls_do(
-    recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch, rows: int, kv_rows: int | None
+    recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch, rows: int, kv_rows: int | None, strict: bool
 ) -> None:
-    config = CONFIG.model_copy(update={"rows": rows, "kv_rows": kv_rows})
+    config = CONFIG.model_copy(update={"rows": rows, "kv_rows": kv_rows, "strict": strict})
     codes, samples, preemptions = hear(config)
     assert (preemptions > 0) == (kv_rows is not None)
     assert {key[0] for key in recorded if isinstance(key, tuple)} == {
         "pages",
         "draw",
         "advance",
-        "joined",
         "row",
+        "first",
         "hearing",
+        *([] if strict else ["joined"]),
     }
     monkeypatch.undo()
     plain_codes, plain_samples, _ = hear(config)

@@ -133,6 +133,7 @@ def engine(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the profile's.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, codes, arrivals and requests.")] = 0,
+    seeded: Annotated[bool, typer.Option(help="Every request says its seed.")] = True,
     json_path: take.JsonPath = None,
 ) -> None:
     """Measure the engine by itself: no server, no network, with --random-weights no checkpoint; one line of JSON."""
@@ -168,6 +169,7 @@ def engine(
             requests=requests,
             ignore_stop=ignore_stop,
             seed=seed,
+            seeded=seeded,
         )
     )
     if json_path is not None:

@@ -49,6 +49,8 @@ class EngineWishes:
     requests: int | None
     ignore_stop: bool
     seed: int
+    #: False: requests say no seed, and get a random one.
+    seeded: bool = True
 
 
 @dataclass(slots=True)
@@ -151,7 +153,8 @@ def _drive(engine: Engine, spoken: Sequence[Spoken], wishes: EngineWishes, show:
         while len(run) < len(spoken) and may_begin(now_):
             i = len(run)
             spoke = Spoke(time.perf_counter() if dues is None else float(dues[i]))
-            request = spoken[i].request(wishes.seed + i, ignore_stop=wishes.ignore_stop)
+            seed = wishes.seed + i if wishes.seeded else None
+            request = spoken[i].request(seed, ignore_stop=wishes.ignore_stop)
             running[engine.add(request)] = spoke
             run.append(spoke)
         if not running:
@@ -285,6 +288,7 @@ def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
         "strict": wishes.config.strict,
         "rows": wishes.config.rows,
         "ignore_stop": wishes.ignore_stop,
+        "seeded": wishes.seeded,
     }
 
 

@@ -36,7 +36,7 @@ class Spoken:
     def prompt_rows(self) -> int:
         return self.template_rows + self.text_rows + (0 if self.codes is None else len(self.codes))
 
-    def request(self, number: int, *, ignore_stop: bool) -> SpeechRequest:
+    def request(self, seed: int | None, *, ignore_stop: bool) -> SpeechRequest:
         """For the engine; `ignore_stop` makes it exactly `frames` long."""
         is_continuation = self.codes is not None
         return SpeechRequest(
@@ -45,7 +45,7 @@ class Spoken:
             reference=self.codes,
             reference_text="x" if is_continuation else None,
             join="" if is_continuation else None,
-            seed=number,
+            seed=seed,
             max_frames=self.frames,
             min_frames=self.frames if ignore_stop else 0,
         )

@@ -3,6 +3,8 @@
 A stream is *due* at the latest moment at which its next chunk should be launched: at once for the first chunk, and a
 margin before its player runs dry for the others. Batches are formed by due time. Due times do not move while a chunk
 waits, so every chunk becomes the earliest one some day: nobody starves.
+
+Where chunks are packed, first chunks go in batches of their own, beside the others.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ class DecodeQueue:
     """
 
     __slots__ = (
+        "_first_in_flight",
+        "_firsts",
         "_fixed_chunks",
         "_frame_seconds",
         "_in_flight",
         "_margin",
         "_max_wait",
-        "_packed",
+        "_pack_frames",
         "_ready",
         "_slack",
         "policy",
@@ -33,14 +37,15 @@ class DecodeQueue:
     )
 
     def __init__(
-        self, policy: ChunkPolicy, frame_seconds: float, *, fixed_chunks: bool = False, packed: bool = False
+        self, policy: ChunkPolicy, frame_seconds: float, *, fixed_chunks: bool = False, pack_frames: int = 0
     ) -> None:
         """`fixed_chunks`: a stream is cut and padded as if it were alone, whatever piles up or is beside it.
 
-        `packed`: chunks of any sizes are decoded together without padding.
+        `pack_frames`: so many frames, in chunks of any sizes, are decoded together without padding, first chunks beside
+        the others; 0: chunks are padded.
         """
         self.policy = policy
-        self._packed = packed
+        self._pack_frames = pack_frames
         self._fixed_chunks = fixed_chunks
         #: Chunks that came back after their player had run dry.
         self.underruns = 0
@@ -50,11 +55,14 @@ class DecodeQueue:
         self._slack = policy.offline_slack_ms / 1000
         self._ready: list[Request] = []
         self._in_flight = 0
+        #: The same of first chunks, where they go beside the others.
+        self._firsts: list[Request] = []
+        self._first_in_flight = False
 
     @property
     def ready(self) -> int:
         """Streams with a chunk to decode."""
-        return len(self._ready)
+        return len(self._ready) + len(self._firsts)
 
     def start(self, request: Request) -> None:
         """Set a new request's place in the ramp."""
@@ -65,22 +73,23 @@ class DecodeQueue:
         """Note that `request` has new frames, or has its last one: it is ready with a whole chunk, or with its tail."""
         undecoded = request.frames - request.sent
         wanted = request.chunk_frames if request.finish_reason is None else 1
-        if undecoded >= wanted and request.codec_ready and math.isnan(request.ready_at):
-            request.ready_at = now
-            self._ready.append(request)
+        if undecoded < wanted or not request.codec_ready or not math.isnan(request.ready_at):
+            return
+        if self._pack_frames and request.streaming and request.decoded == 0 < request.sent:
+            return  # the first chunk is in flight beside all others, which must not overtake it
+        request.ready_at = now
+        self._queue_of(request).append(request)
 
     def discard(self, request: Request) -> None:
         """Decode nothing more of `request`."""
         if not math.isnan(request.ready_at):
             request.ready_at = math.nan
-            self._ready.remove(request)
+            self._queue_of(request).remove(request)
 
     def next_batch(self, now: float, generating: int) -> DecodeBatch | None:
-        """The chunks to decode now; `generating` is how many streams are still being given frames.
-
-        A due first chunk goes with few others: 8 of one frame take the codec 4.0 ms, beside 15 frames 7.0 ms (H200).
-        Where a larger one is due even earlier, the first chunks travel with it rather than wait for it.
-        """
+        """The chunks to decode now; `generating` is how many streams are still being given frames."""
+        if self._firsts and not self._first_in_flight:
+            return self._first_batch(now)
         if not self._ready or self._in_flight >= self.policy.max_in_flight:
             return None
         self._ready.sort(key=self._due)
@@ -88,16 +97,28 @@ class DecodeQueue:
         if self._worth_waiting(head, now, generating):
             return None
         width = head.chunk_frames
-        chosen = self._choose_packed(head) if self._packed else self._choose(head)
-        items = [self._send(request, count, now) for request, count in chosen]
-        taken = {request for request, _ in chosen}
-        self._ready = [request for request in self._ready if request not in taken]
-        for request, _ in chosen:
-            self.update(request, now)
+        chosen = self._choose_packed() if self._pack_frames else self._choose(head)
+        items = self._send_all(chosen, self._ready, now)
         self._in_flight += 1
         if not self._fixed_chunks:
             width = self.policy.width(max(item.count for item in items))
         return DecodeBatch(items, width)
+
+    def _first_batch(self, now: float) -> DecodeBatch:
+        """First chunks, as many as a batch of them may be; each of the same size, whatever there is already."""
+        width = self.policy.first_chunk_frames
+        some = self._firsts[: min(self.policy.max_batch, self.policy.first_batch_frames // width)]
+        chosen = [(request, min(request.frames, width)) for request in some]
+        self._first_in_flight = True
+        return DecodeBatch(self._send_all(chosen, self._firsts, now), width, is_first=True)
+
+    def _send_all(self, chosen: list[tuple[Request, int]], queue: list[Request], now: float) -> list[DecodeItem]:
+        items = [self._send(request, count, now) for request, count in chosen]
+        taken = {request for request, _ in chosen}
+        queue[:] = [request for request in queue if request not in taken]
+        for request, _ in chosen:
+            self.update(request, now)
+        return items
 
     def _choose(self, head: Request) -> list[tuple[Request, int]]:
         """The streams of a batch in which all are padded to one size, and how many frames of each."""
@@ -109,10 +130,10 @@ class DecodeQueue:
             chosen = [request for request in self._ready if self._count(request) <= limit]
         return [(request, self._count(request)) for request in chosen[: self.policy.max_batch]]
 
-    def _choose_packed(self, head: Request) -> list[tuple[Request, int]]:
+    def _choose_packed(self) -> list[tuple[Request, int]]:
         """The streams of a batch without padding: as many as its frames may be, each with all that it has."""
         policy, chosen = self.policy, []
-        left = policy.first_batch_frames if self._is_first(head) else policy.max_batch * policy.steady_chunk_frames
+        left = self._pack_frames
         for request in self._ready[: policy.max_batch]:
             count = min(request.frames - request.sent, policy.steady_chunk_frames, left)
             if count == 0:
@@ -122,8 +143,14 @@ class DecodeQueue:
         return chosen
 
     def collect(self, batch: DecodeBatch, now: float) -> None:
-        """Account for `batch`, whose audio has come back; batches come back in the order of their launch."""
-        self._in_flight -= 1
+        """Account for `batch`, whose audio has come back; batches come back in the order of their launch.
+
+        But for batches of first chunks, which do among themselves.
+        """
+        if batch.is_first:
+            self._first_in_flight = False
+        else:
+            self._in_flight -= 1
         for item in batch.items:
             request = item.request
             if request.decoded == 0:
@@ -136,6 +163,8 @@ class DecodeQueue:
                     request.late_seconds = max(request.late_seconds, late)
                     self.underruns += 1
             request.decoded += item.count
+            if batch.is_first and request.wants_audio:
+                self.update(request, now)
 
     def _worth_waiting(self, head: Request, now: float, generating: int) -> bool:
         if len(self._ready) >= self.policy.min_batch or self._due(head) <= now:
@@ -146,6 +175,9 @@ class DecodeQueue:
 
     def _is_first(self, request: Request) -> bool:
         return request.streaming and request.sent == 0
+
+    def _queue_of(self, request: Request) -> list[Request]:
+        return self._firsts if self._pack_frames and self._is_first(request) else self._ready
 
     def _due(self, request: Request) -> float:
         if not request.streaming:

@@ -1,6 +1,6 @@
 """The codec's device state, indexed by row, and the only code that moves codes and samples between host and device.
 
-It has a stream of its own: chunks are decoded while the talker goes on. Codes come from the host, which has read them
+It has streams of its own: chunks are decoded while the talker goes on. Codes come from the host, which has read them
 back by then (a batch of 32 streams takes 46 kB), so the codec may be on another GPU than the talker.
 """
 
@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.engine.batches import chunk_batch, packed_batch
-from hocket.engine.codec_places import HEARING_SLOTS, STRICT_STREAMS, Kind, Place, hearing_sizes
+from hocket.engine.codec_places import HEARING_SLOTS, STRICT_FRAMES, STRICT_STREAMS, Place, hearing_sizes
 from hocket.engine.graphs import Launcher, batch_sizes
 from hocket.engine.request import DecodeBatch
 from hocket.engine.transfer import CopyLane, HostCopy
-from hocket.models.codec_state import PackedStreams
+from hocket.models.codec_state import CodecState, PackedStreams
 from hocket.models.family import Codec
+
+#: Of streams of work: a listener waits for a first chunk, and a request for its recording; the talker has 0.
+_FIRST_PRIORITY, _HEARING_PRIORITY, _REST_PRIORITY = -3, -2, -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,35 @@ class DecodedChunk:
     power_F: NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lane:
+    """Work on the streams of one state, one piece after another; lanes that share a launcher share its order, too."""
+
+    name: str
+    launcher: Launcher
+    copies: CopyLane
+    state: CodecState
+    #: Most streams of a batch.
+    streams: int
+    #: Sizes of chunks in frames.
+    chunks: tuple[int, ...]
+    #: What batches are padded to: packs to so many frames, others to so many streams.
+    sizes: list[int]
+
+    def size(self, used: int) -> int:
+        return next(size for size in self.sizes if size >= used)
+
+
 class CodecRunner:
     """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode.
 
-    `chunk_sizes` are the sizes in frames that batches will have, and `max_batch` their most streams. Recordings that
-    requests continue are heard elsewhere, in larger pieces, and copied to a row; `kept` of them stay.
+    `chunk_sizes` are the sizes in frames that batches will have, `max_batch` their most streams, and `first_frames` the
+    most frames of a batch of first chunks. Recordings that requests continue are heard elsewhere, in larger pieces, and
+    copied to a row; `kept` of them stay.
+
+    Where chunks are packed, first chunks, recordings and all other chunks have streams of their own, so that none
+    waits for another: a batch of 480 frames takes up to 27 ms beside the talker (H200), one of first chunks 5. No two
+    of them work on one row at a time: a row's second chunk is launched when the first is back.
     """
 
     def __init__(
@@ -58,6 +86,7 @@ class CodecRunner:
         rows: int,
         chunk_sizes: Sequence[int],
         max_batch: int,
+        first_frames: int = 32,
         kept: int = 0,
         strict: bool = False,
     ) -> None:
@@ -65,82 +94,114 @@ class CodecRunner:
         self.chunk_sizes = tuple(sorted(set(chunk_sizes)))
         self._device = next(codec.parameters()).device
         kind = self._device.type
-        self.hearing_slots, self.hearing_sizes = HEARING_SLOTS[kind], hearing_sizes(kind, self.chunk_sizes[-1])
-        self.kept = kept
-        # Ahead of the talker: it has less to do, and a listener waits for it.
-        self._launcher = Launcher(self._device, priority=-1)
-        self._copies = CopyLane(self._device)
         self._strict = strict
-        #: Whether chunks of any sizes go together without padding.
-        self.packs = codec.packs and self._launcher.records and not strict
-        self._sizes = [STRICT_STREAMS[kind]] if strict else batch_sizes(min(rows, max_batch))
-        self._hearing_sizes = [self.hearing_slots] if strict else batch_sizes(self.hearing_slots)
-        self._states = {
-            # Padding of a batch takes rows that are not in it: with a count of 0 it leaves no trace there.
-            "row": codec.new_decoder_state(max(rows, self._sizes[-1]), self.chunk_sizes[-1]),
-            "hearing": codec.new_decoder_state(self.hearing_slots, self.hearing_sizes[-1]),
-        }
+        rest = self._launching(_REST_PRIORITY)
+        #: Whether chunks of any sizes go together without padding, first chunks apart from the others.
+        self.packs = codec.packs and rest[0].records
+        # A strict pack has a size that depends on nothing beside the stream that is in it.
+        self.hearing_slots = 1 if strict and self.packs else HEARING_SLOTS[kind]
+        self.hearing_sizes = hearing_sizes(kind, self.chunk_sizes[-1])
+        self.kept = kept
+        streams = STRICT_STREAMS[kind] if strict else min(rows, max_batch)
+        row_state = codec.new_decoder_state(max(rows, streams), self.chunk_sizes[-1])
+        hearing_state = codec.new_decoder_state(self.hearing_slots, self.hearing_sizes[-1])
+        self._states = {"row": row_state, "hearing": hearing_state}
+        #: When what begins a row's stream is done, for the lane that goes on with it.
+        self._settled: dict[int, torch.cuda.Event | None] = {}
         if kept:
             self._states["kept"] = codec.new_decoder_state(kept, 1)
-        self._max_frames = {"row": self.chunk_sizes[-1], "hearing": self.hearing_sizes[-1]}
+        first_chunk = self.chunk_sizes[:1]
+        if self.packs:
+            frames = STRICT_FRAMES if strict else streams * self.chunk_sizes[-1]
+            hearing_frames = self.hearing_slots * self.hearing_sizes[-1]
+            # A strict pack has one size, since bits depend on it; that of a recording is the recording's own.
+            sizes, first_sizes = ([frames], [first_frames]) if strict else map(batch_sizes, (frames, first_frames))
+            hearing, slots = self._launching(_HEARING_PRIORITY), batch_sizes(hearing_frames)
+            first, firsts = self._launching(_FIRST_PRIORITY), min(streams, max(1, first_frames // first_chunk[0]))
+            self._first = _Lane("first", *first, row_state, firsts, first_chunk, first_sizes)
+        else:
+            hearing = rest
+            sizes, slots = (
+                ([streams], [self.hearing_slots]) if strict else map(batch_sizes, (streams, self.hearing_slots))
+            )
+        self._rest = _Lane("row", *rest, row_state, streams, self.chunk_sizes, sizes)
+        self._hearing = _Lane("hearing", *hearing, hearing_state, self.hearing_slots, self.hearing_sizes, slots)
+        if not self.packs:
+            self._first = self._rest
+
+    @property
+    def pack_frames(self) -> int:
+        """Frames of the largest pack; 0: chunks are padded."""
+        return self._rest.sizes[-1] if self.packs else 0
 
     def start(self, place: Place) -> None:
         """Begin a new stream: position 0, nothing of an earlier one is visible."""
-        with self._launcher.active():
+        lane = self._first if place.kind == "row" else self._hearing
+        with lane.launcher.active():
             self._states[place.kind].offsets[place.number].zero_()
+            if place.kind == "row":
+                self._settled[place.number] = lane.launcher.mark()
 
     def prepare(self, n_codebooks: int) -> None:
         """Record everything that may be launched on codes of so many codebooks. Nothing to do on a CPU."""
-        if not self._launcher.records:
+        if not self._rest.launcher.records:
             return
         nothing = np.zeros((0, n_codebooks), np.int64)
-        kinds: tuple[tuple[Kind, list[int], tuple[int, ...]], ...] = (
-            ("hearing", self._hearing_sizes, self.hearing_sizes),
-            ("row", self._sizes, self.chunk_sizes),
-        )
-        with self._launcher.active():
-            # The largest first: the smaller ones fit into its memory.
-            for kind, sizes, frames in kinds:
-                for count in reversed(batch_sizes(sizes[-1] * frames[-1]) if self.packs else []):
-                    self._decode_packed(kind, [0], [nothing], count)
-                for size in reversed([] if self.packs else sizes):
-                    for width in reversed(frames):
-                        self._decode(kind, range(size), [nothing] * size, width)
-        self._launcher.seal()
+        lanes = dict.fromkeys((self._hearing, self._rest, self._first))
+        for lane in lanes:
+            with lane.launcher.active():
+                # The largest first: the smaller ones fit into its memory.
+                for size in reversed(lane.sizes):
+                    if self.packs:
+                        self._decode_packed(lane, [0], [nothing], size)
+                    else:
+                        for width in reversed(lane.chunks):
+                            self._decode(lane, range(size), [nothing] * size, width)
+        for lane in lanes:
+            lane.launcher.seal()
 
     def copy(self, source: Place, target: Place, frames: int) -> None:
         """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames."""
-        with self._launcher.active():
+        launcher = self._hearing.launcher
+        with launcher.active():
+            if target.kind == "row":
+                launcher.wait(self._settled.get(target.number))
             self._states[source.kind].copy(source.number, self._states[target.kind], target.number, frames)
+            if target.kind == "row":
+                self._settled[target.number] = launcher.mark()
 
     def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
         """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`.
 
         The result tells when it has been done.
         """
-        with self._launcher.active():
+        lane = self._hearing
+        with lane.launcher.active():
             if self.packs:
-                _, power = self._decode_packed("hearing", slots, pieces)
+                _, power = self._decode_packed(lane, slots, pieces)
             else:
-                _, power = self._decode("hearing", slots, pieces, frames)
-            heard = self._copies.start(power)
-            self._copies.settle()
+                _, power = self._decode(lane, slots, pieces, frames)
+            heard = lane.copies.start(power)
+            lane.copies.settle()
         return heard
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
         """Decode the chunks of `batch`, each with its codes [count, N] in `pieces`."""
         rows = [item.request.row for item in batch.items]
         counts = [len(piece) for piece in pieces]
-        with self._launcher.active():
+        lane = self._first if batch.is_first else self._rest
+        with lane.launcher.active():
+            for row in rows:
+                lane.launcher.wait(self._settled.pop(row, None))
             if self.packs:
-                samples_CS, power_F = self._decode_packed("row", rows, pieces)
+                samples_CS, power_F = self._decode_packed(lane, rows, pieces)
                 used = sum(counts)
                 results = samples_CS[None, :, : used * self.codec.config.frame_samples], power_F[None, :used]
             else:
-                samples_BCS, power_BF = self._decode("row", rows, pieces, batch.chunk_frames)
+                samples_BCS, power_BF = self._decode(lane, rows, pieces, batch.chunk_frames)
                 results = samples_BCS[: len(rows)], power_BF[: len(rows)]
-            samples, power = (self._copies.start(result) for result in results)
-            self._copies.settle()
+            samples, power = (lane.copies.start(result) for result in results)
+            lane.copies.settle()
         return SamplesInFlight(batch, samples, power)
 
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:
@@ -157,47 +218,47 @@ class CodecRunner:
             first = end
         return chunks
 
+    def _launching(self, priority: int) -> tuple[Launcher, CopyLane]:
+        return Launcher(self._device, priority=priority), CopyLane(self._device)
+
     def _decode_packed(
-        self, kind: Kind, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0
+        self, lane: _Lane, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Run a piece [F, N] on each row, one behind the other, padded at the end to a size that is used.
+        """Run a piece [F, N] on each row, one behind the other, padded at the end to a size of the lane's.
 
         Returns samples [C, F * frame_samples], the padding included, and the power of each frame [F].
         """
-        state, most = self._states[kind], (self._sizes if kind == "row" else self._hearing_sizes)[-1]
-        used = sum(map(len, pieces))
-        size = frames or next(size for size in batch_sizes(most * self._max_frames[kind]) if size >= used)
-        streams, packed_frames, packed_codes = packed_batch(rows, pieces, size, most, state.rows)
-        streams_3S, frames_2F = self._launcher.put("streams", streams), self._launcher.put("frames", packed_frames)
-        codes = self._launcher.put("codes", packed_codes)
+        size = lane.size(max(frames, sum(map(len, pieces))))
+        put = lane.launcher.put
+        streams, packed_frames, packed_codes = packed_batch(rows, pieces, size, lane.streams, lane.state.rows)
+        streams_3S, frames_2F, codes = put("streams", streams), put("frames", packed_frames), put("codes", packed_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_S, counts_S, firsts_S = streams_3S.unbind(0)
             frame_rows_F, frame_places_F = frames_2F.unbind(0)
-            batch = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, self._max_frames[kind])
-            samples_CS = self.codec.decode_packed(codes, state, batch).contiguous()
+            batch = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, lane.chunks[-1])
+            samples_CS = self.codec.decode_packed(codes, lane.state, batch).contiguous()
             return samples_CS, samples_CS.square().mean(0).view(size, -1).mean(1)
 
-        return self._launcher.run((kind, size), decode)
+        return lane.launcher.run((lane.name, size), decode)
 
     def _decode(
-        self, kind: Kind, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
+        self, lane: _Lane, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
     ) -> tuple[Tensor, Tensor]:
-        """Run a piece [F <= frames, N] on each row, padded to `frames`, and the batch to a size that is used.
+        """Run a piece [F <= frames, N] on each row, padded to `frames`, and the batch to a size of the lane's.
 
         Returns samples [B, C, frames * frame_samples], the padding included, and their power [B, frames].
         """
-        state, sizes = self._states[kind], self._sizes if kind == "row" else self._hearing_sizes
-        fixed = self._strict or self._launcher.records
-        size = next(size for size in sizes if size >= len(rows)) if fixed else len(rows)
-        numbers, padded_codes = chunk_batch(rows, pieces, size, frames, state.rows)
-        places, codes = self._launcher.put("places", numbers), self._launcher.put("codes", padded_codes)
+        fixed = self._strict or lane.launcher.records
+        size = lane.size(len(rows)) if fixed else len(rows)
+        numbers, padded_codes = chunk_batch(rows, pieces, size, frames, lane.state.rows)
+        places, codes = lane.launcher.put("places", numbers), lane.launcher.put("codes", padded_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_B, counts_B = places.unbind(0)
-            samples_BCS = self.codec.decode(codes, state, rows_B, counts_B).contiguous()
+            samples_BCS = self.codec.decode(codes, lane.state, rows_B, counts_B).contiguous()
             # Here, because on the host it would take longer than all the rest of a step.
             power_BF = samples_BCS.square().mean(1).view(size, frames, -1).mean(2)
             return samples_BCS, power_BF
 
-        return self._launcher.run((kind, size, frames), decode)
+        return lane.launcher.run((lane.name, size, frames), decode)

@@ -51,6 +51,15 @@ class Launcher:
                 stack.enter_context(torch.cuda.stream(self.stream))
             yield
 
+    def mark(self) -> torch.cuda.Event | None:
+        """What has been launched by now, for `wait` of another launcher; None where nothing has to be waited for."""
+        return None if self.stream is None else self.stream.record_event()
+
+    def wait(self, mark: torch.cuda.Event | None) -> None:
+        """What is launched from now on begins after `mark`."""
+        if self.stream is not None and mark is not None:
+            self.stream.wait_event(mark)
+
     def put(self, name: str, values: NDArray[np.int64]) -> Tensor:
         """`values` on the device; where programs are recorded, in the same place for all of one name and shape."""
         if not self.records:

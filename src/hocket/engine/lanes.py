@@ -140,13 +140,15 @@ class CodecLane:
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
-        self._in_flight: deque[SamplesInFlight] = deque()
+        #: First chunks, and all others.
+        self._firsts: deque[SamplesInFlight] = deque()
+        self._others: deque[SamplesInFlight] = deque()
         self._hearing = Hearing(runner, scheduler, meter, clock)
 
     @property
     def busy(self) -> bool:
         """Something was launched and has not come back."""
-        return bool(self._in_flight)
+        return bool(self._firsts or self._others)
 
     def start(self, job: Job, row: int) -> None:
         """A new stream on `row`."""
@@ -156,11 +158,11 @@ class CodecLane:
 
     def launch(self) -> None:
         """Launch the chunks that are due, and a piece of the recordings that are to be heard."""
-        batch, meter = self._scheduler.next_decode(self._clock()), self._meter
-        if batch is not None:
+        meter = self._meter
+        while (batch := self._scheduler.next_decode(self._clock())) is not None:
             meter.host()
             pieces = [self._codes(item.request.row, item.start, item.count) for item in batch.items]
-            self._in_flight.append(self._runner.launch(batch, pieces))
+            (self._firsts if batch.is_first else self._others).append(self._runner.launch(batch, pieces))
             meter.decode_batches += 1
             meter.decode_rows += len(batch.items)
             meter.decode_seconds += meter.lap()
@@ -170,11 +172,12 @@ class CodecLane:
     def collect(self) -> list[tuple[DecodeItem, DecodedChunk]]:
         """What is done."""
         back: list[tuple[DecodeItem, DecodedChunk]] = []
-        while self._in_flight and self._in_flight[0].done:
-            self._meter.host()
-            flight = self._in_flight.popleft()
-            chunks = self._runner.collect(flight)
-            self._scheduler.collect_decode(flight.batch, self._clock())
-            back += zip(flight.batch.items, chunks, strict=True)
-            self._meter.decode_seconds += self._meter.lap()
+        for flights in (self._firsts, self._others):
+            while flights and flights[0].done:
+                self._meter.host()
+                flight = flights.popleft()
+                chunks = self._runner.collect(flight)
+                self._scheduler.collect_decode(flight.batch, self._clock())
+                back += zip(flight.batch.items, chunks, strict=True)
+                self._meter.decode_seconds += self._meter.lap()
         return back

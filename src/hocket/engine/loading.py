@@ -56,7 +56,7 @@ class ChunkRunner(Protocol):
     """What the engine asks of a codec runner; `CodecRunner` says what each call does."""
 
     @property
-    def packs(self) -> bool: ...
+    def pack_frames(self) -> int: ...
     @property
     def hearing_slots(self) -> int: ...
     @property
@@ -169,6 +169,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
             rows=config.rows,
             chunk_sizes=config.chunks.sizes,
             max_batch=config.chunks.max_batch,
+            first_frames=config.chunks.first_batch_frames,
             kept=config.kept_streams,
             strict=config.strict,
         )
@@ -250,7 +251,7 @@ def new_scheduler(parts: EngineParts) -> Scheduler:
         None if parts.codec is None else chunks,
         frame_seconds=parts.audio.frame_seconds,
         fixed_chunks=config.strict,
-        packed_chunks=parts.codec is not None and parts.codec.packs,
+        pack_frames=0 if parts.codec is None else parts.codec.pack_frames,
     )
 
 

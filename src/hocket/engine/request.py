@@ -141,10 +141,12 @@ class DecodeItem:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """Chunks to decode together, each padded to `chunk_frames`, which is always one of the policy's sizes."""
+    """Chunks to decode together: packed, or each padded to `chunk_frames`, one of the policy's sizes."""
 
     items: list[DecodeItem]
     chunk_frames: int
+    #: Nothing but first chunks, which are decoded beside other batches.
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

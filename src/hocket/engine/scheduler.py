@@ -48,14 +48,14 @@ class Scheduler:
         *,
         frame_seconds: float,
         fixed_chunks: bool = False,
-        packed_chunks: bool = False,
+        pack_frames: int = 0,
     ) -> None:
         self.config = config
         self._rows = RowPool(config.rows)
         self._pages = RequestPages(config)
         self._decodes = None
         if chunks is not None:
-            self._decodes = DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks, packed=packed_chunks)
+            self._decodes = DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks, pack_frames=pack_frames)
         # Every request that is not over is in exactly one of these; all but _ending are kept in rank order.
         self._waiting: list[Request] = []
         self._prefilling: list[Request] = []
