@@ -1,31 +1,43 @@
-"""CPU cost of `Engine.step()` itself: full rows, requests coming and going, runners that take no time.
+"""What the engine's own Python costs a frame: the throughput profile and its workload, and a device that only waits.
 
-    python benchmarks/engine_step.py [--rows 276] [--steps 3000] [--output benchmarks/results/engine_step_cpu.json]
+    python benchmarks/engine_step.py [--rows 128 256] [--seconds 20] [--json host.json]
 
-Prints JSON. Times are milliseconds of this thread's CPU time per step, so other processes do not count.
-Requests have 250 prompt rows, 200 of them one of eight voices, and 75 to 149 frames of 12 codes. A step holds
-admission, prefill accounting, page growth, loop and silence detection, decode batches by deadline, chunks with their
-codes, endings and the counters. Adding requests, which hashes their prompts, happens between steps and is given apart.
-The clock is simulated. Some rows prefill or wait for their last audio; `mean_frame_rows` of them launch a frame.
+The stand-in device takes as long as an H200 does (`--draw-ms` ...), so requests pile up at the codec, steps poll and
+chunks go together as they do there; it computes nothing and copies nothing. As many requests are open as there are
+rows, each a continuation of one of 123 voices with 64 frames in the mean: admission, prefill accounting, page growth,
+loop and silence detection, hearing, chunks by deadline, their codes, endings and counters are all in the figures.
+
+Milliseconds per frame step of all that speak:
+
+    host_ms     the engine's own meter: everything but the calls of the runners and the waiting
+    cpu_ms      CPU time of this thread inside `step`: the above, making the arrays that would go to the device, and
+                going to sleep and waking up every 0.1 ms to look whether something has come back
+    add_ms      CPU time of adding a request, which happens between steps and once in 64 of a row's frames
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.config import ChunkPolicy, EngineConfig
-from hocket.core import PromptRows, ReferenceNeeds, ResolvedSampling, SpeechRequest
+from hocket.bench.random_model import plans
+from hocket.bench.workload import read_workload, workload_prompt
+from hocket.config import EngineConfig
+from hocket.core import PromptRows
+from hocket.engine.batches import cut, frame_batch, packed_batch, piece_batch
 from hocket.engine.codec_places import Place
 from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
 from hocket.engine.engine import Engine
@@ -33,187 +45,233 @@ from hocket.engine.loading import AudioFormat, EngineParts
 from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.engine.talker_runner import FramesInFlight, PageTable
 from hocket.engine.transfer import HostCopy
+from hocket.models.moss_local.config import MossLocalConfig
+from hocket.models.moss_local.family import MOSS_LOCAL_SAMPLING
+from hocket.models.resolved_sampling import ResolvedSampling
+from hocket.server.profiles import load_profile
 
-N_VQ = 12
-FRAME_SAMPLES = 3840
-PROMPT_ROWS, SHARED_ROWS = 250, 200
-MAX_FRAMES = 150
-NOTHING = HostCopy(torch.zeros(0), None)
+MODEL = "moss-tts-local-v1.5"
+FRAME_SAMPLES, SAMPLE_RATE, CHANNELS = 3840, 48_000, 2
+#: For steps of 256 rows to be in the state in which they stay: each has spoken some requests.
+WARMUP_SECONDS = 10.0
 
 
-class InstantTalker:
+@dataclass(slots=True)
+class Lane:
+    """A stream of the stand-in device: what is launched runs behind what was launched before."""
+
+    free_at: float = 0.0
+    launched: int = 0
+
+    def run(self, seconds: float) -> float:
+        """When work that is launched now and takes `seconds` is done."""
+        self.free_at = max(self.free_at, time.perf_counter()) + seconds
+        self.launched += 1
+        return self.free_at
+
+
+@dataclass(slots=True)
+class DoneAt:
+    """What the engine asks of a CUDA event."""
+
+    at: float
+
+    def query(self) -> bool:
+        return time.perf_counter() >= self.at
+
+    def synchronize(self) -> None: ...
+
+
+def on_its_way(at: float) -> HostCopy:
+    return HostCopy(torch.zeros(0), cast("torch.cuda.Event", DoneAt(at)))
+
+
+class WaitingTalker:
     """Makes random codes and never stops."""
-
-    def __init__(self, rows: int) -> None:
-        codes = np.random.default_rng(0).integers(0, 1024, (64, rows, N_VQ))
-        self._codes = [codes[:, :count] for count in range(rows + 1)]
-        self._stops = [[False] * count for count in range(rows + 1)]
-        self._calls = 0
-
-    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None: ...
-
-    def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None: ...
 
     joins_prefill = True
 
+    def __init__(self, rows: int, n_vq: int, page_rows: int, draw_seconds: float, backbone_seconds: float) -> None:
+        results = np.random.default_rng(0).integers(0, 1024, (64, rows, n_vq))
+        self._codes_KBN = results
+        self._page_rows, self._scratch_row = page_rows, rows
+        self._draw_seconds, self._backbone_seconds = draw_seconds, backbone_seconds
+        self._lane = Lane()
+
+    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None: ...
+
+    def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None:
+        pieces = [
+            piece
+            for item in items
+            for piece in cut(
+                item.request.row,
+                item.request.prompt[item.start : item.start + item.count],
+                item.start,
+                self._page_rows,
+            )
+        ]
+        if pieces:
+            piece_batch(pieces, len(pieces), self._page_rows, self._scratch_row)
+
     def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()) -> FramesInFlight:
-        return FramesInFlight(batch, [NOTHING])
+        frame_batch(batch.places, len(batch.requests), self._scratch_row)
+        self.prefill(items, page_table)
+        drawn = on_its_way(self._lane.run(self._draw_seconds))
+        self._lane.run(self._backbone_seconds)
+        return FramesInFlight(batch, [drawn])
 
     def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]:
         count = len(flight.batch.requests)
-        self._calls += 1
-        return self._stops[count], self._codes[count][self._calls % 64]
+        return [False] * count, self._codes_KBN[self._lane.launched % 64, :count]
 
 
-class InstantCodec:
+class WaitingCodec:
     """Hands out the same loud samples for every chunk."""
 
-    def __init__(self, max_chunk_frames: int) -> None:
-        self.hearing_sizes = (max_chunk_frames,)
-        samples_CS = np.full((2, max_chunk_frames * FRAME_SAMPLES), 0.1, np.float32)
-        power_F = np.full(max_chunk_frames, 0.01, np.float32)
-        self._chunks = [
-            DecodedChunk(samples_CS[:, : count * FRAME_SAMPLES], power_F[:count])
-            for count in range(max_chunk_frames + 1)
-        ]
-
-    packs = True
-    kept = 0
+    pack_frames = 480
     hearing_slots = 4
+
+    def __init__(self, config: EngineConfig, n_vq: int, call_seconds: float, frame_seconds: float) -> None:
+        most = config.chunks.steady_chunk_frames
+        self.kept, self.hearing_sizes = config.kept_streams, (most, 4 * most, 8 * most)
+        self._rows, self._n_vq = config.rows, n_vq
+        self._call_seconds, self._frame_seconds = call_seconds, frame_seconds
+        self._lane = Lane()
+        samples_CS = np.full((CHANNELS, most * FRAME_SAMPLES), 0.1, np.float32)
+        power_F = np.full(most, 0.01, np.float32)
+        self._chunks = [
+            DecodedChunk(samples_CS[:, : count * FRAME_SAMPLES], power_F[:count]) for count in range(most + 1)
+        ]
 
     def start(self, place: Place) -> None: ...
 
     def copy(self, source: Place, target: Place, frames: int) -> None: ...
 
     def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
-        return NOTHING
+        return self._decode(slots, pieces)
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
-        return SamplesInFlight(batch, NOTHING, NOTHING)
+        samples = self._decode([item.request.row for item in batch.items], pieces)
+        return SamplesInFlight(batch, samples, samples)
 
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:
         return [self._chunks[item.count] for item in flight.batch.items]
 
-
-class RandomPrompt:
-    """One of eight voices, then random text."""
-
-    def __init__(self) -> None:
-        self._random = np.random.default_rng(1)
-        self._voices = self._random.integers(0, 1024, (8, SHARED_ROWS, 1 + N_VQ))
-        self._built = 0
-
-    def needs(self, request: SpeechRequest) -> ReferenceNeeds:
-        return ReferenceNeeds(codes=True, voice=False)
-
-    def build(
-        self,
-        request: SpeechRequest,
-        references: Sequence[NDArray[np.int64]],
-        voices: Sequence[NDArray[np.float32]] = (),
-    ) -> PromptRows:
-        self._built += 1
-        text = self._random.integers(0, 1024, (PROMPT_ROWS - SHARED_ROWS, 1 + N_VQ))
-        rows = np.concatenate([self._voices[self._built % len(self._voices)], text])
-        return PromptRows(rows, np.empty((0, N_VQ), np.int64))
+    def _decode(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> HostCopy:
+        frames = sum(map(len, pieces))
+        packed_batch(rows, pieces, frames, len(rows), self._rows)
+        return on_its_way(self._lane.run(self._call_seconds + frames * self._frame_seconds))
 
 
-class SimulatedClock:
-    """Moves on when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def new_engine(rows: int, clock: SimulatedClock) -> Engine:
-    # Large decode batches, so that no row waits for the codec and as many as possible launch frames.
-    chunks = ChunkPolicy(max_batch=64)
-    config = EngineConfig(rows=rows, max_waiting=4 * rows, chunks=chunks)
-    context_rows = 512
+def new_engine(rows: int, talker: MossLocalConfig, arguments: argparse.Namespace) -> Engine:
+    base = load_profile("throughput").profile.engine
+    config = base.model_copy(update={"rows": rows, "kv_rows": None, "max_context_rows": 1024})
+    milliseconds = 1e-3
     parts = EngineParts(
         config=config,
-        prompt=RandomPrompt(),
-        sampling=ResolvedSampling(1.7, 0.8, 25, 1.0),
-        audio=AudioFormat(sample_rate=48_000, channels=2, frame_seconds=FRAME_SAMPLES / 48_000),
-        n_vq=N_VQ,
-        context_rows=context_rows,
-        pages=1 + rows * context_rows // config.page_rows,
-        talker=InstantTalker(rows),
-        codec=InstantCodec(max(config.chunks.sizes)),
+        prompt=workload_prompt(talker),
+        sampling=MOSS_LOCAL_SAMPLING,
+        audio=AudioFormat(SAMPLE_RATE, CHANNELS, FRAME_SAMPLES / SAMPLE_RATE),
+        n_vq=talker.n_vq,
+        context_rows=config.max_context_rows,
+        pages=1 + rows * config.max_context_rows // config.page_rows,
+        talker=WaitingTalker(
+            rows,
+            talker.n_vq,
+            config.page_rows,
+            arguments.draw_ms * milliseconds,
+            arguments.backbone_ms * milliseconds,
+        ),
+        codec=WaitingCodec(
+            config,
+            talker.n_vq,
+            arguments.codec_ms * milliseconds,
+            arguments.codec_frame_ms * milliseconds,
+        ),
         references=None,
-        lookahead=True,
     )
-    return Engine(parts, clock=clock)
+    return Engine(parts)
+
+
+def measure(rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a steady state with as many requests as rows."""
+    config = plans(MODEL, None, torch.bfloat16)[0].config
+    assert isinstance(config, MossLocalConfig)
+    engine, workload = new_engine(rows, config, arguments), itertools.cycle(read_workload(config, 0))
+    numbers = itertools.count()
+    add_seconds = step_seconds = 0.0
+    steps = adds = 0
+
+    def add() -> None:
+        nonlocal add_seconds, adds
+        request = next(workload).request(next(numbers), ignore_stop=True)
+        started = time.thread_time()
+        engine.add(request)
+        add_seconds += time.thread_time() - started
+        adds += 1
+
+    def drive(seconds: float) -> None:
+        nonlocal step_seconds, steps
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            started = time.thread_time()
+            chunks = engine.step()
+            step_seconds += time.thread_time() - started
+            steps += 1
+            for chunk in chunks:
+                if chunk.end is not None:
+                    add()
+
+    for _ in range(rows):
+        add()
+    drive(WARMUP_SECONDS)
+    before = engine.stats()
+    add_seconds = step_seconds = 0.0
+    steps = adds = 0
+    drive(arguments.seconds)
+    after = engine.stats()
+    engine.check_integrity()
+    frames, decodes = after.frame_batches - before.frame_batches, after.decode_batches - before.decode_batches
+    frame_rows = after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
+    streams = after.mean_decode_rows * after.decode_batches - before.mean_decode_rows * before.decode_batches
+    return {
+        "rows": rows,
+        "host_ms": round(1e3 * (after.host_seconds - before.host_seconds) / frames, 4),
+        "cpu_ms": round(1e3 * step_seconds / frames, 4),
+        "add_ms": round(1e3 * add_seconds / adds, 4),
+        "frames": frames,
+        "frame_ms": round(1e3 * arguments.seconds / frames, 3),
+        "steps_per_frame": round(steps / frames, 2),
+        "requests_per_frame": round(adds / frames, 2),
+        "mean_frame_rows": round(frame_rows / frames, 1),
+        "mean_decode_streams": round(streams / decodes, 1),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=276)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--step-ms", type=float, default=12.0, help="simulated length of a step")
-    parser.add_argument("--output", type=Path, help="also write the JSON here")
+    parser.add_argument("--rows", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, for each")
+    parser.add_argument("--draw-ms", type=float, default=2.4, help="from a frame's launch to its codes")
+    parser.add_argument("--backbone-ms", type=float, default=9.6, help="and to the end of the frame")
+    parser.add_argument("--codec-ms", type=float, default=4.0, help="of a codec call")
+    parser.add_argument("--codec-frame-ms", type=float, default=0.035, help="more for each of its frames")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
-
-    clock = SimulatedClock()
-    engine = new_engine(arguments.rows, clock)
-    random = np.random.default_rng(2)
-    text = "One voice, then another, note by note. " * 8
-    add_seconds: list[float] = []
-
-    def add() -> None:
-        request = SpeechRequest(text=text, max_frames=int(random.integers(MAX_FRAMES // 2, MAX_FRAMES)))
-        started = time.thread_time()
-        engine.add(request)
-        add_seconds.append(time.thread_time() - started)
-
-    def step() -> float:
-        started = time.thread_time()
-        chunks = engine.step()
-        seconds = time.thread_time() - started
-        clock.now += arguments.step_ms / 1000
-        for chunk in chunks:
-            if chunk.end is not None:
-                add()
-        return seconds
-
-    for _ in range(2 * arguments.rows):
-        add()
-    for _ in range(4 * MAX_FRAMES):  # until arrivals and endings are spread evenly
-        step()
-    before = engine.stats()
-    add_seconds.clear()
-    spent_ms = np.array([step() for _ in range(arguments.steps)]) * 1e3
-    engine.check_integrity()
-    after = engine.stats()
-    batches = after.frame_batches - before.frame_batches
-    rows = after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
     report = {
         "benchmark": "engine_step",
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.now(UTC).date().isoformat(),
-        "rows": arguments.rows,
-        "steps": arguments.steps,
-        "mean_frame_rows": round(rows / batches, 1),
-        "chunks_per_step": round(
-            (after.mean_decode_rows * after.decode_batches - before.mean_decode_rows * before.decode_batches)
-            / arguments.steps,
-            1,
-        ),
-        "mean_ms": round(float(spent_ms.mean()), 4),
-        "p50_ms": round(float(np.quantile(spent_ms, 0.5)), 4),
-        "p99_ms": round(float(np.quantile(spent_ms, 0.99)), 4),
-        "add_ms": round(float(np.mean(add_seconds)) * 1e3, 4),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "processor": _processor(),
+        "runs": [measure(rows, arguments) for rows in arguments.rows],
     }
     print(json.dumps(report, indent=2))
-    if arguments.output:
-        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def _processor() -> str:

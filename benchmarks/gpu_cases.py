@@ -5,11 +5,13 @@ Bytes count every input and every output once. Sizes come from the dimensions th
 
 from __future__ import annotations
 
+import itertools
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -18,11 +20,15 @@ from gpu_tools import floor_us
 from torch import Tensor
 
 from hocket.bench.random_model import plans
-from hocket.kernels import reference
+from hocket.kernels import reference, reference_conv, reference_rings
+from hocket.kernels.chunks import Chunks
+from hocket.kernels.packed_tail import PackedTail
+from hocket.kernels.scaled import Scaled
 from hocket.models.layers import half_rope_tables, pair_rope_tables
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.models.qwen3_codec.config import Qwen3CodecConfig
+from hocket.models.qwen3_codec.config import DecoderSpec, Qwen3CodecConfig
+from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -96,6 +102,12 @@ def randn(*shape: int, on: torch.device, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(shape, device=on, dtype=dtype)
 
 
+def product(*shape: int, on: torch.device) -> Scaled:
+    """Of 8 bits, without a bias."""
+    rows, columns = torch.rand(*shape[:-1], 1, device=on), torch.rand(shape[-1], device=on)
+    return Scaled(randn(*shape, on=on), rows, columns, None)
+
+
 def kernel(twin: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel that stands for `twin` on a GPU and in Triton's interpreter; elsewhere `twin` itself."""
     if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
@@ -119,13 +131,13 @@ def kernel_cases(arguments: Namespace, device: torch.device) -> Iterator[Case]:
         yield from depth_cases(talker, rows, device)
         yield from predictor_cases(second_talker.config, rows, device)
     for pages in arguments.pages:
-        yield prefill_case(talker, pages, device)
+        yield from (prefill_case(talker, pages, is_fp8, device) for is_fp8 in (False, True))
     for chunk in arguments.chunks.split(","):
         streams, frames = map(int, chunk.split("x"))
         for stage in codec.decoder:
             if isinstance(stage, TransformerSpec):
                 yield from codec_cases(stage, streams, frames, device)
-        yield from snake_cases(second_codec.config, streams, frames, device)
+        yield from conv_cases(second_codec.config, streams, frames, device)
 
 
 # ---- rows of a backbone, [M, ...]
@@ -136,24 +148,30 @@ def backbone_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iter
     size, ffn, q = shape.hidden_size, shape.intermediate_size, shape.heads * shape.head_dim
     weight = torch.ones(size, dtype=BF16, device=on)
 
-    def on_rows(twin: Callable[..., Any], widths: Sequence[int], nbytes: int, *rest: object) -> Case:
+    def on_rows(twin: Callable[..., Any], kind: str, widths: Sequence[int], nbytes: float, *rest: object) -> Case:
+        """`nbytes` for each element of the first width. With 8 bits out, the last input is a product of 8 bits."""
+
         def prepare() -> Callable[[], object]:
-            inputs = [randn(rows, width, on=on) for width in widths]
+            inputs: list[Tensor | Scaled] = [randn(rows, width, on=on) for width in widths]
+            if kind and (len(widths) > 1 or rest == (True,)):
+                inputs[-1] = product(rows, widths[-1], on=on)
             return lambda: kernel(twin)(*inputs, *rest)
 
-        return Case(f"{twin.__name__} {rows} x {widths[0]}", rows * nbytes, prepare)
+        added = "" if len(widths) == 1 else " + delta"
+        return Case(f"{twin.__name__}{kind} {rows} x {widths[0]}{added}", rows * widths[0] * nbytes, prepare)
 
-    yield on_rows(reference.rms_norm, [size], 4 * size, weight, 1e-6)
-    yield on_rows(reference.add_rms_norm, [size, size], 8 * size, weight, 1e-6)
-    yield on_rows(reference.rms_norm_fp8, [size], 3 * size, weight, 1e-6)
-    yield on_rows(reference.add_rms_norm_fp8, [size, size], 7 * size, weight, 1e-6)
-    yield on_rows(reference.silu_mul, [2 * ffn], 6 * ffn)
-    yield on_rows(reference.silu_mul_fp8, [2 * ffn], 5 * ffn)
-    yield on_rows(reference.quantize_rows, [q], 3 * q)
-    scales = torch.rand(rows, 1, device=on), torch.rand(2 * ffn, device=on)
-    yield on_rows(reference.scale_product, [2 * ffn], 8 * ffn, *scales, None)
-    yield on_rows(reference.layer_norm, [size], 4 * size, weight, torch.zeros_like(weight), 1e-6)
-    yield on_rows(reference.add_layer_norm, [size, size], 8 * size, weight, torch.zeros_like(weight), 1e-6)
+    zeros = torch.zeros_like(weight)
+    norm, layer_norm = (weight, 1e-6), (weight, zeros, 1e-6)
+    for twin, rest in ((reference.add_rms_norm, norm), (reference.add_layer_norm, layer_norm)):
+        yield on_rows(twin, "", [size], 4, None, *rest)
+        yield on_rows(twin, "", [size, size], 8, *rest)
+        yield on_rows(twin, " fp8", [size], 3, None, *rest, True)
+        yield on_rows(twin, " fp8", [size, size], 7, *rest, True)
+    yield on_rows(reference.silu_mul, "", [2 * ffn], 3)
+    yield on_rows(reference.silu_mul, " fp8", [2 * ffn], 2.5, True)
+    yield on_rows(reference.silu, "", [ffn], 4)
+    yield on_rows(reference.silu, " fp8", [ffn], 3, True)
+    yield on_rows(reference.quantize_rows, "", [q], 3)
     texts_VD = randn(min(talker.vocab_size, 20_000), size, on=on)
     codes_WD = randn(sum(talker.audio_codebook_sizes), size, on=on)
 
@@ -170,49 +188,64 @@ def decode_cases(talker: MossLocalConfig, rows: int, contexts: Sequence[int], on
     heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
     weight_K = torch.ones(size, dtype=BF16, device=on)
 
-    def append() -> Callable[[], object]:
-        qkv_ME = randn(rows, (heads + 2 * groups) * size, on=on)
+    def append(is_fp8: bool) -> Callable[[], object]:
+        width = (heads + 2 * groups) * size
+        qkv_ME = product(rows, width, on=on) if is_fp8 else randn(rows, width, on=on)
         rope = half_rope_tables(torch.arange(rows, device=on), size, 1e6, BF16)
-        keys, values = (randn(rows * PAGE_ROWS, groups, size, on=on) for _ in range(2))
+        keys, values, scales = kv_pages(rows, groups, size, is_fp8, on)
         slots = torch.arange(rows, device=on) * PAGE_ROWS
-        fixed = (weight_K, weight_K, 1e-6, rope.cos, rope.sin, slots, keys, values)
+        fixed = (weight_K, weight_K, 1e-6, rope.cos, rope.sin, slots, keys.flatten(0, 1), values.flatten(0, 1), scales)
         return lambda: kernel(reference.norm_rotate_append)(qkv_ME, *fixed)
 
-    nbytes = rows * 2 * ((2 * heads + 4 * groups) * size + 2 * size)
-    yield Case(f"norm_rotate_append {rows} x {heads}/{groups} x {size}", nbytes, append)
-    for context in contexts:
+    for is_fp8 in (False, True):
+        nbytes = rows * size * (4 * heads + 4 * groups + 4 + (2 if is_fp8 else 4) * groups)
+        name = f"norm_rotate_append{' fp8' * is_fp8} {rows} x {heads}/{groups} x {size}"
+        yield Case(name, nbytes, partial(append, is_fp8))
+    for context, is_fp8 in itertools.product(contexts, (False, True)):
         pages = -(-context // PAGE_ROWS)
 
-        def attend(context: int = context, pages: int = pages) -> Callable[[], object]:
+        def attend(context: int = context, pages: int = pages, is_fp8: bool = is_fp8) -> Callable[[], object]:
             q = randn(rows, 1, heads, size, on=on)
-            keys, values = (randn(rows * pages + 1, PAGE_ROWS, groups, size, on=on) for _ in range(2))
+            keys, values, scales = kv_pages(rows * pages + 1, groups, size, is_fp8, on)
             table = torch.zeros(rows, max(pages, TABLE_ROWS // PAGE_ROWS), dtype=torch.int32, device=on)
             table[:, :pages] = 1 + torch.randperm(rows * pages, device=on).view(rows, pages)
             starts, counts = (torch.full((rows,), number, device=on) for number in (context - 1, 1))
-            return lambda: kernel(reference.paged_attention)(q, keys, values, table, starts, counts)
+            return lambda: kernel(reference.paged_attention)(q, keys, values, table, starts, counts, scales)
 
-        nbytes = rows * 4 * (context * groups + heads) * size
+        nbytes = rows * (context * groups * (2 * size + 4 if is_fp8 else 4 * size) + 4 * heads * size)
         flops = 4.0 * rows * heads * size * context
-        yield Case(f"paged_attention {rows} x {heads}/{groups} x {size} at {context}", nbytes, attend, flops)
+        name = f"paged_attention{' fp8' * is_fp8} {rows} x {heads}/{groups} x {size} at {context}"
+        yield Case(name, nbytes, attend, flops)
 
 
-def prefill_case(talker: MossLocalConfig, pages: int, on: torch.device) -> Case:
+def kv_pages(
+    pages: int, groups: int, size: int, is_fp8: bool, on: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values, and the scales of float8 ones."""
+    keys, values = (randn(pages, PAGE_ROWS, groups, size, on=on) for _ in range(2))
+    if not is_fp8:
+        return keys, values, None
+    scales = torch.full((pages, groups, PAGE_ROWS, 2), 0.5, dtype=BF16, device=on)
+    return keys.to(FP8), values.to(FP8), scales
+
+
+def prefill_case(talker: MossLocalConfig, pages: int, is_fp8: bool, on: torch.device) -> Case:
     """Pages of prompts of five pages each, which is what a cloned voice takes."""
     shape, prompt = talker.backbone, 5
     heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
 
     def prepare() -> Callable[[], object]:
         q = randn(pages, PAGE_ROWS, heads, size, on=on)
-        keys, values = (randn(pages + prompt, PAGE_ROWS, groups, size, on=on) for _ in range(2))
+        keys, values, scales = kv_pages(pages + prompt, groups, size, is_fp8, on)
         page = torch.arange(pages, device=on)
         table = torch.zeros(pages, TABLE_ROWS // PAGE_ROWS, dtype=torch.int32, device=on)
         table[:, :prompt] = (page // prompt * prompt)[:, None] + torch.arange(prompt, device=on)
         starts, counts = page % prompt * PAGE_ROWS, torch.full((pages,), PAGE_ROWS, device=on)
-        return lambda: kernel(reference.paged_attention)(q, keys, values, table, starts, counts)
+        return lambda: kernel(reference.paged_attention)(q, keys, values, table, starts, counts, scales)
 
     seen = sum(i % prompt * PAGE_ROWS + (PAGE_ROWS + 1) / 2 for i in range(pages)) * PAGE_ROWS
-    nbytes = pages * PAGE_ROWS * 4 * (groups + heads) * size
-    name = f"paged_attention prefill, {pages} pages x {heads}/{groups} x {size}"
+    nbytes = pages * PAGE_ROWS * (4 * heads * size + groups * (2 * size + 4 if is_fp8 else 4 * size))
+    name = f"paged_attention prefill{' fp8' * is_fp8}, {pages} pages x {heads}/{groups} x {size}"
     return Case(name, nbytes, prepare, 4.0 * seen * heads * size)
 
 
@@ -257,14 +290,17 @@ def depth_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterato
 def predictor_cases(talker: Qwen3TtsConfig, rows: int, on: torch.device) -> Iterator[Case]:
     shape, positions = talker.predictor, talker.n_vq
     heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
+    rope = half_rope_tables(torch.arange(positions, device=on), size, shape.rope_theta, BF16)
+    weight = torch.ones(size, dtype=BF16, device=on)
     for start, tokens in ((0, 2), (positions // 2, 1), (positions - 1, 1)):
 
         def attend(start: int = start, tokens: int = tokens) -> Callable[[], object]:
-            q = randn(rows, tokens, heads, size, on=on)
+            qkv = randn(rows, tokens, (heads + 2 * groups) * size, on=on)
             keys, values = (randn(rows, positions, groups, size, on=on) for _ in range(2))
-            return lambda: kernel(reference.frame_attention)(q, keys, values, start)
+            fixed = (weight, weight, shape.norm_eps, rope.cos, rope.sin, keys, values, start)
+            return lambda: kernel(reference.frame_attention)(qkv, *fixed)
 
-        nbytes = rows * 4 * size * (tokens * heads + (start + tokens) * groups)
+        nbytes = rows * 4 * size * (tokens * (heads + 2 * groups) + start * groups)
         yield Case(f"frame_attention {rows} x {tokens} x {heads}/{groups} x {size} at {start}", nbytes, attend)
 
 
@@ -272,104 +308,124 @@ def predictor_cases(talker: Qwen3TtsConfig, rows: int, on: torch.device) -> Iter
 
 
 def codec_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    heads, size, width = stage.heads, stage.head_dim, stage.width
-    tokens, context = frames * stage.tokens_per_frame, stage.context_tokens
-    capacity, rows = context + tokens, streams * tokens
-    label = f"{streams} x {tokens} x {heads} x {size}"
-    begin = 3 * capacity + 7
-    angles = torch.randn(streams, tokens, size // 2, device=on)
-    cos, sin = angles.cos(), angles.sin()
-    streams_B = torch.randperm(streams, device=on)
-    starts_B = torch.full((streams,), begin, device=on)
-
-    def rings() -> tuple[Tensor, Tensor]:
-        keys, values = (randn(streams, capacity, heads, size, on=on) for _ in range(2))
-        return keys, values
-
-    def append() -> Callable[[], object]:
-        qkv, (keys, values) = randn(streams, tokens, 3 * width, on=on), rings()
-        return lambda: kernel(reference.rotate_append)(qkv, cos, sin, streams_B, starts_B, keys, values)
-
-    def attend() -> Callable[[], object]:
-        q, (keys, values) = randn(streams, tokens, heads, size, on=on), rings()
-        return lambda: kernel(reference.ring_attention)(q, keys, values, streams_B, starts_B, context)
-
-    yield Case(f"rotate_append {label}", rows * (12 * width + 4 * size), append)
-    nbytes = 4 * streams * width * (tokens + context - 1 + tokens)
-    yield Case(f"ring_attention {label}, {context} of context", nbytes, attend, 4.0 * rows * width * context)
-    yield from packed_cases(stage, streams, frames, on)
+    heads, size, width, tokens = stage.heads, stage.head_dim, stage.width, frames * stage.tokens_per_frame
+    rows = streams * tokens
+    yield from ring_cases(stage, [frames] * streams, f"{streams} x {tokens} x {heads} x {size}", on)
+    # Streams of 1, 2, .. `frames` frames, and again from 1 on.
+    label = f"{streams} x {stage.tokens_per_frame} to {tokens} x {heads} x {size}"
+    yield from ring_cases(stage, [1 + stream % frames for stream in range(streams)], label, on)
     ffn = stage.ffn_dim
 
-    def activate() -> Callable[[], object]:
-        x = randn(streams, tokens, ffn, on=on)
-        return lambda: kernel(reference.gelu)(x)
+    def activate(fp8: bool) -> Callable[[], object]:
+        x = (product if fp8 else randn)(streams, tokens, ffn, on=on)
+        return lambda: kernel(reference.gelu)(x, fp8)
 
-    yield Case(f"gelu {rows} x {ffn}", 4 * rows * ffn, activate)
+    yield Case(f"gelu {rows} x {ffn}", 4 * rows * ffn, partial(activate, False))
+    yield Case(f"gelu fp8 {rows} x {ffn}", 3 * rows * ffn, partial(activate, True))
     weight = torch.ones(width, device=on)
     bias = torch.zeros_like(weight)
 
-    def norm(twin: Callable[..., Any]) -> Callable[[], object]:
-        x, delta = randn(streams, tokens, width, on=on, dtype=F32), randn(streams, tokens, width, on=on)
+    def norm(twin: Callable[..., Any], fp8: bool) -> Callable[[], object]:
+        x = randn(streams, tokens, width, on=on, dtype=F32)
         if twin is reference.layer_norm_to:
-            return lambda: kernel(twin)(x, weight, bias, 1e-5, BF16)
-        rest = () if twin is reference.scaled_add else (weight, bias, 1e-5)
+            return lambda: kernel(twin)(x, weight, bias, 1e-5, BF16, fp8)
+        delta = (product if fp8 else randn)(streams, tokens, width, on=on)
+        rest = () if twin is reference.scaled_add else (weight, bias, 1e-5, fp8)
         return lambda: kernel(twin)(x, delta, weight, *rest)
 
-    for twin, moved in (
-        (reference.layer_norm_to, 6),
-        (reference.scaled_add, 10),
-        (reference.scaled_add_layer_norm, 12),
+    for twin, moved, written in (
+        (reference.layer_norm_to, 4, 2),
+        (reference.scaled_add, 10, 0),
+        (reference.scaled_add_layer_norm, 10, 2),
     ):
-        yield Case(f"{twin.__name__} {rows} x {width}", rows * width * moved, partial(norm, twin))
+        for fp8 in (False, True):
+            nbytes = rows * width * (moved + (written // 2 if fp8 else written))
+            yield Case(f"{twin.__name__}{' fp8' * fp8} {rows} x {width}", nbytes, partial(norm, twin, fp8))
 
 
-def packed_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    """Streams of 1, 2, .. `frames` frames, and again from 1 on."""
+def ring_cases(stage: TransformerSpec, counts: Sequence[int], label: str, on: torch.device) -> Iterator[Case]:
+    """Attention of streams that have `counts` new frames."""
     heads, size, width, unit = stage.heads, stage.head_dim, stage.width, stage.tokens_per_frame
-    context, start = stage.context_tokens, 1000
-    capacity = context + frames * unit
-    counts = [1 + stream % frames for stream in range(streams)]
-    tokens = sum(counts) * unit
+    context, streams, tokens = stage.context_tokens, len(counts), sum(counts) * unit
     counts_S = torch.tensor(counts, device=on)
-    rows_S, firsts_S = torch.randperm(streams, device=on), counts_S.cumsum(0) - counts_S
-    rows_F = rows_S.repeat_interleave(counts_S)
-    positions_F = start + torch.arange(len(rows_F), device=on) - firsts_S.repeat_interleave(counts_S)
-    angles = torch.randn(tokens, size // 2, device=on)
-    cos, sin = angles.cos(), angles.sin()
+    starts_S, firsts_S = torch.full_like(counts_S, 1000), counts_S.cumsum(0) - counts_S
+    chunks = Chunks(torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, unit, max(counts))
+    turns = kernel(reference_rings.pair_turns)(chunks, tokens, size, stage.rope_base)
 
-    def rings() -> tuple[Tensor, Tensor]:
-        keys, values = (randn(streams, capacity, heads, size, on=on) for _ in range(2))
-        return keys, values
+    def prepare(twin: Callable[..., Any], *rest: int) -> Callable[[], object]:
+        shape = (streams, context + max(counts) * unit, heads, size)
+        qkv, keys, values = randn(tokens, 3 * width, on=on), randn(*shape, on=on), randn(*shape, on=on)
+        return lambda: kernel(twin)(qkv, turns, chunks, keys, values, *rest)
 
-    def append() -> Callable[[], object]:
-        qkv, (keys, values) = randn(tokens, 3 * width, on=on), rings()
-        return lambda: kernel(reference.rotate_append_packed)(qkv, cos, sin, rows_F, positions_F, keys, values)
+    def turn() -> Callable[[], object]:
+        return lambda: kernel(reference_rings.pair_turns)(chunks, tokens, size, stage.rope_base)
 
-    def attend() -> Callable[[], object]:
-        q, (keys, values) = randn(tokens, heads, size, on=on), rings()
-        packed = (rows_S, torch.full_like(rows_S, start), counts_S, firsts_S, unit, frames, context)
-        return lambda: kernel(reference.ring_attention_packed)(q, keys, values, *packed)
-
-    label = f"{streams} x {unit} to {frames * unit} x {heads} x {size}"
-    yield Case(f"rotate_append_packed {label}", tokens * (12 * width + 4 * size), append)
-    nbytes = 4 * width * (2 * tokens + streams * (context - 1))
-    yield Case(f"ring_attention_packed {label}, {context} of context", nbytes, attend, 4.0 * tokens * width * context)
+    yield Case(f"pair_turns {label}", 4 * tokens * size, turn)
+    yield Case(
+        f"append_rotated {label}", tokens * (8 * width + 4 * size), partial(prepare, reference_rings.append_rotated)
+    )
+    nbytes = 4 * width * (2 * tokens + streams * (context - 1)) + 4 * tokens * size
+    attend = partial(prepare, reference_rings.ring_attention, context)
+    flops = 4.0 * tokens * width * context
+    yield Case(f"ring_attention {label}, {context} of context", nbytes, attend, flops)
 
 
-def snake_cases(codec: Qwen3CodecConfig, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
+def conv_cases(codec: Qwen3CodecConfig, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
+    """The residual units' convolutions, which are four fifths of a decoder's products, of streams that go on."""
     spec = codec.decoder
-    tokens = frames
-    for stride in spec.latent_strides:
-        tokens *= stride
-    for i, stride in enumerate((1, *spec.strides)):
-        channels, tokens = spec.width // 2**i, tokens * stride
+    unit = prod(spec.latent_strides)
+    for i, stride in enumerate(spec.strides):
+        channels, unit = spec.width // 2 ** (i + 1), unit * stride
+        tokens = streams * frames * unit
+        for taps, dilation in ((KERNEL, DILATIONS[-1]), (1, 1)):
 
-        def bend(channels: int = channels, tokens: int = tokens) -> Callable[[], object]:
-            x = randn(streams, channels, tokens, on=on)
-            rate, gain = (torch.rand(channels, 1, device=on) + 0.5 for _ in range(2))
-            return lambda: kernel(reference.snake)(x, rate, gain)
+            def convolve(
+                channels: int = channels, tokens: int = tokens, unit: int = unit, taps: int = taps, by: int = dilation
+            ) -> Callable[[], object]:
+                x, weight = randn(tokens, channels, on=on), randn(taps, channels, channels, on=on)
+                tail = some_tail(streams, frames, unit, (taps - 1) * by, channels, on) if taps > 1 else None
+                snake = torch.rand(channels, device=on), torch.rand(channels, device=on)
+                residual = None if taps > 1 else torch.zeros_like(x)
+                fixed = (weight, randn(channels, on=on), by, residual, snake, taps == 1)
+                return lambda: kernel(reference_conv.causal_conv)(x, tail, *fixed)
 
-        yield Case(f"snake {streams} x {channels} x {tokens}", 4 * streams * channels * tokens, bend)
+            nbytes = tokens * channels * (4 if taps > 1 else 8) + 2 * taps * channels**2
+            label = f"causal_conv {tokens} x {channels}, {taps} taps"
+            yield Case(label, nbytes, convolve, 2.0 * tokens * taps * channels**2)
+
+    def keep(channels: int = channels, unit: int = unit) -> Callable[[], object]:
+        tail = some_tail(streams, frames, unit, (KERNEL - 1) * DILATIONS[-1], channels, on)
+        x = randn(streams * frames * unit, channels, on=on)
+        return lambda: kernel(reference_conv.keep_tail)(x, tail)
+
+    yield Case(f"keep_tail {streams} x {channels}", 4 * streams * (KERNEL - 1) * DILATIONS[-1] * channels, keep)
+    yield from latent_cases(spec, streams, frames, on)
+
+
+def latent_cases(spec: DecoderSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
+    """What is between the products of the transformer and of the latents."""
+    tokens, width, latent = streams * frames, spec.transformer.width, spec.latent_dim
+
+    def filter_channels() -> Callable[[], object]:
+        tail = some_tail(streams, frames, 1, KERNEL - 1, latent, on)
+        fixed = randn(tokens, latent, on=on), tail, randn(KERNEL, latent, on=on), randn(latent, on=on)
+        return lambda: kernel(reference_conv.depthwise_conv)(*fixed)
+
+    def join() -> Callable[[], object]:
+        x, scale, weight = (torch.rand(*shape, device=on) for shape in ((tokens, width), (width,), (width,)))
+        delta = randn(tokens, width, on=on)
+        return lambda: kernel(reference.scaled_add_rms_norm)(x, delta, scale, weight, 1e-5, BF16)
+
+    yield Case(f"depthwise_conv {tokens} x {latent}", 4 * tokens * latent, filter_channels)
+    yield Case(f"scaled_add_rms_norm {tokens} x {width}", 12 * tokens * width, join)
+
+
+def some_tail(streams: int, frames: int, unit: int, columns: int, channels: int, on: torch.device) -> PackedTail:
+    """Of streams that have seen 200 frames, and are given `frames` more each."""
+    rows_S, places_F = torch.arange(streams, device=on), torch.arange(frames, device=on).repeat(streams)
+    counts = (rows_S, torch.full_like(rows_S, frames), rows_S * frames)
+    tails_RPC = randn(streams, columns, channels, on=on)
+    return PackedTail(tails_RPC, unit, *counts, rows_S.repeat_interleave(frames), places_F, places_F + 200)
 
 
 # ---- matrix products

@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=256, help="of the benchmark")
     parser.add_argument("--profile", default="throughput", help="of the benchmark")
     parser.add_argument("--quantize", choices=["fp8"], help="for `full` and `bench`")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8"], help="for `full` and `bench`")
     parser.add_argument("--test-seconds", type=float, default=150.0, help="at most, for the kernels' tests")
     parser.add_argument("--tests", default="test_*.py", help="which files of tests/kernels")
     arguments = parser.parse_args()
@@ -200,9 +201,7 @@ class Check:
         dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         model, codec = random_models(arguments.model, arguments.codec, device=self._device, dtype=dtype, seed=0)
         loaded = time.perf_counter()
-        config = engine_config(
-            EngineConfig(lookahead=True), rows=arguments.rows, context_rows=CONTEXT_ROWS, strict=True
-        )
+        config = engine_config(EngineConfig(), rows=arguments.rows, context_rows=CONTEXT_ROWS, strict=True)
         engine = Engine(assemble(model, codec, config))
         started = time.perf_counter()
         workload = read_workload(model.talker.config, 0)
@@ -223,7 +222,8 @@ class Check:
         arguments = self._arguments
         rows, is_gpu = arguments.rows, self._device.type == "cuda"
         profile, base = _engine_of_profile(arguments.profile)
-        base = base.model_copy(update={"quantize": arguments.quantize or base.quantize})
+        chosen = {"quantize": arguments.quantize or base.quantize, "kv_dtype": arguments.kv_dtype or base.kv_dtype}
+        base = base.model_copy(update=chosen)
         wishes = EngineWishes(
             model=arguments.model,
             codec=arguments.codec,
@@ -247,7 +247,7 @@ def _engine_of_profile(name: str) -> tuple[str, EngineConfig]:
         from hocket.server.profiles import load_profile
     except ModuleNotFoundError as error:
         print(f"{error.name} is missing here, so the profile {name!r} cannot be read; built-in settings", flush=True)
-        return f"built in, without {error.name}", EngineConfig(lookahead=True)
+        return f"built in, without {error.name}", EngineConfig()
     return name, load_profile(name).profile.engine
 
 

@@ -75,12 +75,12 @@ def _backbone(talker: Talker) -> Qwen3Backbone:
     return backbone
 
 
-def advance_work(talker: Talker, rows: int, context: int) -> Work:
+def advance_work(talker: Talker, kv_dtype: torch.dtype, rows: int, context: int) -> Work:
     """A step of the backbone at `context` positions."""
     backbone = _backbone(talker)
     shape = backbone.config
     weights = _Matrices.of(backbone)
-    kv_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * weights.out_bytes * rows * context
+    kv_bytes = talker.config.kv_bytes_per_row(kv_dtype) * rows * context
     attention = 4.0 * shape.layers * shape.heads * shape.head_dim * rows * context
     return Work(weights.nbytes + kv_bytes, 2.0 * weights.elements * rows + attention, weights.dtype)
 

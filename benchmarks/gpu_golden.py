@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from hocket.config import ChunkPolicy, EngineConfig
-from hocket.core import AudioArray, Sampling, Speech, SpeechRequest
+from hocket.core import AudioArray, Samples, Sampling, Speech, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.engine.graphs import Launcher
 from hocket.models.registry import load_codec
@@ -35,7 +35,6 @@ CONFIG = EngineConfig(
     rows=3,
     max_context_rows=512,
     prefix_cache=False,
-    lookahead=True,
     chunks=ChunkPolicy(ramp_frames=(2,), steady_chunk_frames=4, min_batch=1, max_batch=2, max_wait_ms=0.0),
 )
 _PREFILL_ROWS = 64
@@ -222,7 +221,7 @@ def compare(some: Sequence[Speech], others: Sequence[Speech], what: str) -> dict
     }
 
 
-def relative_rms(made: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+def relative_rms(made: Samples, wanted: Samples) -> float:
     """Root mean square of the difference over that of `wanted`; infinite where shapes differ or something is NaN."""
     if made.shape != wanted.shape:
         return float("inf")

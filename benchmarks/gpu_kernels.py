@@ -29,7 +29,7 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--model", default="moss-tts-local-v1.5", help="dimensions, as for hocket bench engine")
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
-    parser.add_argument("--second", default="qwen3-tts-1.7b", help="dimensions for frame_attention and snake")
+    parser.add_argument("--second", default="qwen3-tts-1.7b", help="dimensions for frame_attention and causal_conv")
     parser.add_argument("--second-codec", help="folder of its codec")
     parser.add_argument("--rows", type=numbers, default=[1, 16, 64, 128, 256], help="of a backbone step and a frame")
     parser.add_argument("--contexts", type=numbers, default=[320, 1024], help="positions that a step attends to")

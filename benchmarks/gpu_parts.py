@@ -33,6 +33,7 @@ from hocket.engine.graphs import Launcher
 from hocket.engine.talker_runner import TalkerRunner
 from hocket.models.family import Codec, LoadedTalker
 from hocket.models.fp8 import check_fp8_device, quantize_models
+from hocket.models.kv_cache import FP8
 
 PAGE_ROWS = 32
 #: Pages of a prompt in prefill: 160 rows, as a cloned voice takes.
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--quantize", choices=["fp8"], help="8-bit weights and activations, as engine.quantize")
+    parser.add_argument("--kv-dtype", default="auto", choices=["auto", "fp8"], help="as engine.kv_dtype")
     parser.add_argument("--rows", type=numbers, default=[1, 16, 64, 128, 256])
     parser.add_argument("--context", type=int, default=320, help="positions that a step attends to")
     parser.add_argument("--pages", type=numbers, default=[1, 4, 8, 16, 32, 64])
@@ -59,7 +61,7 @@ def main() -> int:
     arguments = parser.parse_args()
     device = device_of(arguments.device)
     report = Report(arguments, device)
-    report.document |= {"model": arguments.model, "dtype": arguments.dtype, "quantize": arguments.quantize}
+    report.document |= {name: getattr(arguments, name) for name in ("model", "dtype", "quantize", "kv_dtype")}
     dtype = getattr(torch, arguments.dtype)
     model, codec = random_models(arguments.model, arguments.codec, device=device, dtype=dtype, seed=0)
     if arguments.quantize:
@@ -92,7 +94,12 @@ class Bench:
         rows, config = max(self.arguments.rows), self.model.talker.config
         width = max(1024 // PAGE_ROWS, -(-self.arguments.context // PAGE_ROWS))
         runner = TalkerRunner(
-            self.model.talker, rows=rows, pages=1 + rows * width, page_rows=PAGE_ROWS, max_frames=width * PAGE_ROWS
+            self.model.talker,
+            rows=rows,
+            pages=1 + rows * width,
+            page_rows=PAGE_ROWS,
+            max_frames=width * PAGE_ROWS,
+            kv_dtype=FP8 if self.arguments.kv_dtype == "fp8" else None,
         )
         prompt = PromptRows(
             np.zeros((1, 1 + config.n_vq), np.int64),
@@ -102,8 +109,12 @@ class Bench:
         for row in range(rows):
             runner.start(row, self.model.sampling, seed=row, min_frames=0, prompt=prompt)
         with runner._launcher.active():
-            for tensor in (*runner._kv.keys, *runner._kv.values, runner._hidden_RD):
-                tensor.normal_()
+            for tensor in (*runner._kv.keys, *runner._kv.values):
+                # Random numbers of 8 bits are not to be had.
+                tensor.copy_(torch.randn(tensor.shape, device=self.device))
+            if runner._kv.scales is not None:
+                runner._kv.scales.fill_(1.0)
+            runner._hidden_RD.normal_()
             runner.codes_RFN.random_(0, min(config.audio_codebook_sizes))
             runner._put_table(1 + np.arange(rows * width, dtype=np.int32).reshape(rows, width))
         return runner
@@ -114,7 +125,8 @@ class Bench:
         frame = min(context - 1, 50)
 
         def launch(rows: int, is_draw: bool) -> None:
-            places = runner._put_frames(range(rows), [frame] * rows, [context - 1] * rows, rows)
+            place = np.array([np.arange(rows), np.full(rows, frame), np.full(rows, context - 1)])
+            places = runner._put_frames(place, rows)
             if is_draw:
                 runner._draw(places, sampling.repetition_penalty != 1)
             else:
@@ -127,7 +139,7 @@ class Bench:
                 f"advance/{rows}",
                 launcher,
                 partial(launch, rows, False),
-                partial(advance_work, talker, rows, context),
+                partial(advance_work, talker, runner._kv.keys.dtype, rows, context),
                 is_listed=rows == most,
             )
         rules = f"T {sampling.temperature}, top-k {sampling.top_k}, top-p {sampling.top_p}"

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from hocket.config import ChunkPolicy
-from hocket.engine.request import DecodeBatch, FrameBatch
+from hocket.engine.request import DecodeBatch
 from hocket.engine.scheduler import Scheduler
 from hocket.engine.scheduler_config import SchedulerConfig
 
@@ -46,7 +46,6 @@ class Driver:
         self._added = 0
         self._random = np.random.default_rng(0)
         self._voices = self._random.integers(0, 1024, (8, SHARED_ROWS, 13))
-        self._frames_in_flight: deque[FrameBatch] = deque()
         self._decodes_in_flight: deque[DecodeBatch] = deque()
 
     def add(self) -> None:
@@ -63,18 +62,15 @@ class Driver:
         self._timed("admit", lambda: scheduler.admit(now))
         items = self._timed("prefill", scheduler.next_prefill)
         self._timed("prefill", lambda: scheduler.finish_prefill(items, now))
-        self._frames_in_flight.append(self._timed("frames", scheduler.next_frames))
+        batch = self._timed("frames", scheduler.next_frames)
+        self._timed("collect", lambda: scheduler.collect_frames(batch, [False] * len(batch.requests), now))
+        self.frames += len(batch.requests)
         decode = self._timed("decode", lambda: scheduler.next_decode(now))
         if decode is not None:
             self._decodes_in_flight.append(decode)
         if len(self._decodes_in_flight) > 1 or (decode is None and self._decodes_in_flight):
             oldest = self._decodes_in_flight.popleft()
             self._timed("decode", lambda: scheduler.collect_decode(oldest, now))
-        if len(self._frames_in_flight) > 1:
-            batch = self._frames_in_flight.popleft()
-            stopped = [False] * len(batch.requests)
-            self._timed("collect", lambda: scheduler.collect_frames(batch, stopped, now))
-            self.frames += len(batch.requests)
         finished = self._timed("release", scheduler.release_finished)
         self._now += self._step_seconds
         spent = sum(self.seconds.values()) - before

@@ -14,11 +14,20 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hocket.audio import check_writable, decode_audio, resample, write_audio
+from hocket.audio import (
+    check_writable,
+    decode_audio,
+    resample,
+    to_float32,
+    to_int16,
+    to_int16_on_device,
+    write_audio,
+)
 from hocket.core import AudioArray
 from hocket.errors import AudioFileError
 
@@ -385,6 +394,44 @@ def test_rounding_and_clipping_to_16_bits(tmp_path: Path) -> None:
         path = tmp_path / f"speech{suffix}"
         write_audio(path, np.array([values], np.float32), 48000)
         assert (decoded(path).samples * 32768).tolist() == [wanted]
+
+
+def test_16_bits_on_the_device_are_those_of_the_host() -> None:
+    random = np.random.default_rng(0)
+    ties = (np.arange(-65540, 65541) / 2 / 32768).astype(np.float32)
+    samples = np.concatenate([ties, np.nextafter(ties, np.float32(9)), np.nextafter(ties, np.float32(-9))])
+    samples = np.concatenate(
+        [samples, random.normal(size=100_000).astype(np.float32), np.array([1e30, -1e30, 1e-40], np.float32)]
+    )
+    wanted = to_int16(samples)
+    assert (wanted.min(), wanted.max(), wanted.dtype.name) == (-32768, 32767, "int16")
+    before = samples.copy()
+    assert np.array_equal(to_int16_on_device(torch.from_numpy(samples)).numpy(), wanted)
+    assert np.array_equal(samples, before)
+
+
+def test_16_bits_come_back_from_floats() -> None:
+    integers = np.arange(-32768, 32768).astype(np.int16)[None]
+    floats = to_float32(integers)
+    assert (floats.dtype.name, floats.min(), floats.max()) == ("float32", -1.0, 32767 / 32768)
+    assert np.array_equal(to_int16(floats), integers)
+    assert to_int16(integers) is integers
+    assert to_float32(floats) is floats
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3", ".opus"])
+def test_16_bit_samples_are_written(tmp_path: Path, suffix: str) -> None:
+    path, floats_CS = tmp_path / f"speech{suffix}", 1.5 * tone(44100, 0.3, 2)
+    integers_CS, contents = to_int16(floats_CS), []
+    for samples_CS in (integers_CS, to_float32(integers_CS), floats_CS):
+        write_audio(path, samples_CS, 44100)
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1]
+    if suffix in {".wav", ".flac"}:
+        assert contents[0] == contents[2]
+    if suffix == ".wav":
+        write_audio(path, integers_CS, 44100, float32=True)
+        assert np.array_equal(decoded(path).samples, to_float32(integers_CS))
 
 
 def test_float_wav_keeps_every_bit(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Trial:
         return self.decode(np.concatenate([chunk.codes for chunk in _all_chunks(conversions) if chunk.end is None]))
 
     def _conversions(self) -> Conversions:
-        conversions = self.local.conversions
+        conversions = self.local.parts.conversions
         if conversions is None:
             raise SystemExit("the model has no codec; give --codec")
         return conversions

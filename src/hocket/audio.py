@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import av
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.core import AudioArray
+from hocket.core import AudioArray, Samples
 from hocket.errors import AudioFileError
 from hocket.files import check_replaceable, write_atomically
 
@@ -248,8 +248,8 @@ def check_writable(path: Path, *, float32: bool = False) -> None:
     check_replaceable(path)
 
 
-def write_audio(path: Path, samples_CS: NDArray[np.float32], sample_rate: int, *, float32: bool = False) -> None:
-    """Write float32 [C, S] to `path`, whole or not at all, in the format of its suffix.
+def write_audio(path: Path, samples_CS: Samples, sample_rate: int, *, float32: bool = False) -> None:
+    """Write float32 or int16 [C, S] to `path`, whole or not at all, in the format of its suffix.
 
     `.wav` and `.flac` hold 16 bits: samples are clipped to [-1, 1], multiplied by 32768, rounded half to even and
     limited to 32767. `float32=True` (`.wav` only) keeps them as they are. `.mp3`, `.m4a` and `.aac` take 96 kbit/s a
@@ -269,7 +269,8 @@ def write_audio(path: Path, samples_CS: NDArray[np.float32], sample_rate: int, *
         raise AudioFileError(f"cannot write {str(path)!r}: a .wav file ends at 4 GiB; write .flac")
     encoder_rate = audio_format.encoder_rate(sample_rate)
     try:
-        data = encode_audio(audio_format, resample(samples_CS, sample_rate, encoder_rate), encoder_rate)
+        resampled_CS = resample(to_float32(samples_CS), sample_rate, encoder_rate)
+        data = encode_audio(audio_format, resampled_CS, encoder_rate)
     except (av.FFmpegError, ValueError) as error:
         shape = f"{samples_CS.shape[0]} channels at {sample_rate} Hz"
         raise AudioFileError(f"cannot write {str(path)!r}: its encoder refuses {shape}") from error
@@ -287,7 +288,7 @@ def _format_of(path: Path, float32: bool) -> AudioFormat:
     return _FLOAT_WAV
 
 
-def encode_audio(audio_format: AudioFormat, samples_CS: NDArray[np.float32], sample_rate: int) -> bytes:
+def encode_audio(audio_format: AudioFormat, samples_CS: Samples, sample_rate: int) -> bytes:
     """A whole file in memory, with all that its header can state: sizes, sample counts, encoder delay and padding.
 
     `sample_rate` is one that the codec takes. Raises av.FFmpegError or ValueError for what it refuses.
@@ -303,9 +304,25 @@ def encode_audio(audio_format: AudioFormat, samples_CS: NDArray[np.float32], sam
     return buffer.getvalue()
 
 
-def to_int16(samples: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Finite samples clipped to [-1, 1], multiplied by 32768, rounded half to even and limited to 32767."""
+def to_int16(samples: Samples) -> NDArray[np.int16]:
+    """Finite samples clipped to [-1, 1], multiplied by 32768, rounded half to even and limited to 32767.
+
+    Those that are int16 already stay as they are.
+    """
+    if samples.dtype == np.int16:
+        return samples.astype(np.int16, copy=False)
     return np.rint(samples.clip(-1.0, 1.0) * 32768.0).clip(-32768, 32767).astype(np.int16)
+
+
+def to_int16_on_device(samples: torch.Tensor) -> torch.Tensor:
+    """`to_int16` where the samples lie, to the bit. What is not finite becomes some number."""
+    return samples.clamp(-1.0, 1.0).mul_(32768.0).round_().clamp_(max=32767.0).to(torch.int16)
+
+
+def to_float32(samples: Samples) -> NDArray[np.float32]:
+    """int16 divided by 32768, of which `to_int16` makes the same again; float32 stays as it is."""
+    floats = samples.astype(np.float32, copy=False)
+    return floats / np.float32(32768) if samples.dtype == np.int16 else floats
 
 
 def open_encoder(
@@ -331,20 +348,23 @@ def open_encoder(
 
 
 def encoder_frames(
-    audio_format: AudioFormat, samples_CS: NDArray[np.float32], sample_rate: int, first: int = 0
+    audio_format: AudioFormat, samples_CS: Samples, sample_rate: int, first: int = 0
 ) -> Iterator[av.AudioFrame]:
     """Frames of at most a second, interleaved, in 16-bit integers where the codec is exact in them.
 
     `first` is the number of samples that went before.
     """
     channels, length = samples_CS.shape
+    made_SC: NDArray[Any]
     for start in range(0, length, sample_rate):
         piece_SC = samples_CS[:, start : start + sample_rate].T
         if audio_format.codec in {"pcm_s16le", "flac"}:
-            interleaved, kind = to_int16(piece_SC).reshape(1, -1), "s16"
+            made_SC, kind = to_int16(piece_SC), "s16"
+        elif audio_format is _FLOAT_WAV:
+            made_SC, kind = to_float32(piece_SC), "flt"
         else:
-            floats_SC = piece_SC if audio_format is _FLOAT_WAV else piece_SC.clip(-1.0, 1.0)
-            interleaved, kind = np.ascontiguousarray(floats_SC).reshape(1, -1), "flt"
+            made_SC, kind = to_float32(piece_SC).clip(-1.0, 1.0), "flt"
+        interleaved = np.ascontiguousarray(made_SC).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(interleaved, format=kind, layout=LAYOUTS[channels])
         frame.sample_rate = sample_rate
         frame.pts = first + start

@@ -17,28 +17,35 @@ from hocket.errors import InvalidRequestError
 if TYPE_CHECKING:
     from hocket.core import Speech, SpeechRequest
 
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Audio file; the suffix sets the format; default: out.wav.")
+]
+Instruction = Annotated[str | None, typer.Option("--instruction", "--instructions", help="How to speak, or who does.")]
+TaskType = Annotated[
+    str | None, typer.Option(help="Refuse a Qwen3-TTS checkpoint that is not for Base, CustomVoice or VoiceDesign.")
+]
+StreamingText = Annotated[
+    bool | None,
+    typer.Option("--streaming-text/--no-streaming-text", help="Qwen3-TTS reads a token a frame, or all up front."),
+]
+TextFront = Annotated[
+    bool | None,
+    typer.Option("--text-front/--no-text-front", help="Read numbers and symbols out; default: by the model."),
+]
+
 
 def say(
     text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; '-' reads it from standard input.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Audio file; the suffix sets the format; default: out.wav.")
-    ] = None,
+    output: Output = None,
     model: Model = None,
     codec: Codec = None,
     voice: Annotated[str | None, typer.Option(help="One of the model's own; `hocket voices` lists them.")] = None,
     reference: Annotated[list[str] | None, typer.Option(help="Voice to clone: audio file or codes .npy.")] = None,
     reference_text: Annotated[str | None, typer.Option(help="Words of the one reference: continue it.")] = None,
     language: Annotated[str | None, typer.Option(help="English name of the language, e.g. English.")] = None,
-    instruction: Annotated[
-        str | None, typer.Option("--instruction", "--instructions", help="How to speak, or who does.")
-    ] = None,
-    task_type: Annotated[
-        str | None, typer.Option(help="Refuse a Qwen3-TTS checkpoint that is not for Base, CustomVoice or VoiceDesign.")
-    ] = None,
-    streaming_text: Annotated[
-        bool | None,
-        typer.Option("--streaming-text/--no-streaming-text", help="Qwen3-TTS reads a token a frame, or all up front."),
-    ] = None,
+    instruction: Instruction = None,
+    task_type: TaskType = None,
+    streaming_text: StreamingText = None,
     quality: Annotated[str | None, typer.Option(help="Recording quality wanted.")] = None,
     sound_event: Annotated[str | None, typer.Option(help="Sound event.")] = None,
     ambient_sound: Annotated[str | None, typer.Option(help="Ambient sound.")] = None,
@@ -53,10 +60,7 @@ def say(
     predictor_top_p: Annotated[float | None, typer.Option(help="Likewise.")] = None,
     predictor_top_k: Annotated[int | None, typer.Option(help="Likewise.")] = None,
     max_frames: Annotated[int | None, typer.Option(help="Hard cap on new frames.")] = None,
-    text_front: Annotated[
-        bool | None,
-        typer.Option("--text-front/--no-text-front", help="Read numbers and symbols out; default: by the model."),
-    ] = None,
+    text_front: TextFront = None,
     codes_out: Annotated[Path | None, typer.Option(help="Also write the new frames' codes (.npy).")] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -80,15 +84,13 @@ def say(
         join=join,
         seed=seed,
         max_frames=max_frames,
-        sampling={
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "repetition_penalty": repetition_penalty,
-            "predictor_temperature": predictor_temperature,
-            "predictor_top_p": predictor_top_p,
-            "predictor_top_k": predictor_top_k,
-        },
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        repetition_penalty=repetition_penalty,
+        predictor_temperature=predictor_temperature,
+        predictor_top_p=predictor_top_p,
+        predictor_top_k=predictor_top_k,
     )
     _speak(request, output, codes_out, model=model, codec=codec, device=device, dtype=dtype, as_json=as_json)
 
@@ -145,12 +147,14 @@ def _text(argument: str) -> str:
 
 
 def _request(**fields: Any) -> SpeechRequest:
+    """Of the fields of the request and of its sampling."""
     from pydantic import ValidationError
 
     from hocket.core import Sampling, SpeechRequest
 
     try:
-        return SpeechRequest(sampling=Sampling(**fields.pop("sampling")), **fields)
+        sampling = {name: fields.pop(name) for name in Sampling.model_fields if name in fields}
+        return SpeechRequest(sampling=Sampling(**sampling), **fields)
     except ValidationError as error:
         problem = error.errors()[0]
         field = str(problem["loc"][0]) if problem["loc"] else ""

@@ -23,6 +23,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from hocket.audio import to_float32
 from hocket.core import AudioChunk, PreparedReference, Reference, Speech, SpeechRequest
 from hocket.engine.link import Link
 from hocket.engine.messages import (
@@ -186,7 +187,7 @@ class EngineClient:
     async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
         """Audio float32 [C, S] of codes of the first N codebooks. In pieces and with the errors of `encode`."""
         self._serving()
-        return np.concatenate([chunk.samples for chunk in await self._convert(codes_FN, None)], axis=1)
+        return to_float32(np.concatenate([chunk.samples for chunk in await self._convert(codes_FN, None)], axis=1))
 
     async def generate(self, request: SpeechRequest, *, priority: int = 0) -> Speech:
         """Speak `request` and return everything, as `Engine.generate` does. Raises what a stream raises."""

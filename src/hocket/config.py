@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hocket.core import StrictModel
+from hocket.core import SampleFormat, StrictModel
 
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -138,11 +138,14 @@ class EngineConfig(StrictModel):
     #: Codec streams kept that have just heard a recording, for requests that continue the same one. Each takes memory
     #: (MOSS: 91 MB in bfloat16), and saves hearing the recording again, which costs as much as speaking it.
     kept_streams: NonNegativeInt = 0
-    #: Launch a frame before the stop flags of the one before were read: hides a slow host, for a frame's work behind
-    #: every stop.
-    lookahead: bool = False
     #: "fp8": 8-bit weights and activations in the talker's and the codec's matrix products, on GPUs that have them.
     quantize: Literal["fp8"] | None = None
+    #: "fp8": the talker's keys and values in 8 bits, on GPUs that have them: twice as many fit, and attention reads
+    #: half as much. "auto": in the model's dtype.
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    #: What audio is handed out as. "int16" is made on the codec's device: half as much is copied and sent, and wav, pcm
+    #: and flac at the codec's own rate and speed hold the same samples.
+    samples: SampleFormat = "float32"
     #: The GPU of the codec (`cuda:N`), with its streams, references and conversions. None: the talker's device.
     codec_device: str | None = None
     chunks: ChunkPolicy = ChunkPolicy()

@@ -15,9 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hocket.errors import HocketError, InvalidRequestError
+from hocket.errors import HocketError
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
+
+#: Of an engine's audio: float32 in [-1, 1] (not clipped: a codec may overshoot), or what `audio.to_int16` makes of it.
+SampleFormat = Literal["float32", "int16"]
+Samples = NDArray[np.float32 | np.int16]
 
 #: Seeds are 63-bit so that they fit every JSON reader's and database's signed 64-bit integer.
 MAX_SEED = 2**63 - 1
@@ -51,61 +55,6 @@ class Sampling(StrictModel):
     predictor_temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
     predictor_top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     predictor_top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PredictorSampling:
-    """How the codes after the first are drawn, where they are drawn in a way of their own."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedSampling:
-    """Sampling parameters with the model's recommendations filled in; temperature 0 is greedy."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    repetition_penalty: float
-    stop_temperature: float = 1.0
-    #: None: all codes are drawn alike.
-    predictor: PredictorSampling | None = None
-
-    def overridden_by(self, wish: Sampling) -> ResolvedSampling:
-        """These values, with every one that `wish` gives replaced by it.
-
-        Raises InvalidRequestError when it gives one that this family does not have.
-        """
-        return ResolvedSampling(
-            temperature=self.temperature if wish.temperature is None else wish.temperature,
-            top_p=self.top_p if wish.top_p is None else wish.top_p,
-            top_k=self.top_k if wish.top_k is None else wish.top_k,
-            repetition_penalty=(
-                self.repetition_penalty if wish.repetition_penalty is None else wish.repetition_penalty
-            ),
-            stop_temperature=wish.stop_temperature,
-            predictor=self._predictor_overridden_by(wish),
-        )
-
-    def _predictor_overridden_by(self, wish: Sampling) -> PredictorSampling | None:
-        if self.predictor is None:
-            for name in ("predictor_temperature", "predictor_top_p", "predictor_top_k"):
-                if getattr(wish, name) is not None:
-                    raise InvalidRequestError(
-                        f"this model draws all codes alike, so it has no {name}; leave it out", param=name
-                    )
-            return None
-        temperature = wish.predictor_temperature
-        if temperature is None:
-            temperature = 0.0 if wish.temperature == 0.0 else self.predictor.temperature
-        return PredictorSampling(
-            temperature=temperature,
-            top_p=self.predictor.top_p if wish.predictor_top_p is None else wish.predictor_top_p,
-            top_k=self.predictor.top_k if wish.predictor_top_k is None else wish.predictor_top_k,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,10 +269,10 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """A piece of a request's audio, in order: float32 `samples` [C, S], from the int64 `codes` [frames, N]."""
+    """A piece of a request's audio, in order: `samples` [C, S], from the int64 `codes` [frames, N]."""
 
     request_id: str
-    samples: NDArray[np.float32]
+    samples: Samples
     sample_rate: int
     codes: NDArray[np.int64]
     #: Set on the last chunk only, which has no samples (and no codes, unless the engine has no codec).
@@ -334,8 +283,8 @@ class AudioChunk:
 class Speech:
     """A finished request."""
 
-    #: float32 [C, S] in [-1, 1] (not clipped: a codec may overshoot); [C, 0] when the engine has no codec.
-    samples: NDArray[np.float32]
+    #: [C, S], float32 or int16 as `EngineConfig.samples` says; [C, 0] when the engine has no codec.
+    samples: Samples
     sample_rate: int
     #: int64 [frames, N]: the new frames only, never the reference's.
     codes: NDArray[np.int64]

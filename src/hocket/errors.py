@@ -59,3 +59,8 @@ class EngineStoppedError(HocketError):
     """The engine (or the worker that owns it) has gone away."""
 
     http_status = 503
+
+
+def not_finite() -> HocketError:
+    """What becomes of speech with samples that are not numbers."""
+    return HocketError("the speech holds NaN or infinity, which no format can; report it with the request's seed")

@@ -76,8 +76,21 @@ def test_lengths_are_forced_and_audio_is_what_they_come_to(closed: dict[str, Any
 
 def test_every_field_of_the_line_is_there(closed: dict[str, Any]) -> None:
     assert {
-        *("gpu", "model", "clients", "profile", "quantize", "strict", "audio_s_per_s", "audio_s_per_s_full", "ttfa_ms"),
-        *("e2e_ms", "underrun_free", "parts_ms", "gpu_memory_gb", "start_s", "torch", "triton", "command", "date"),
+        *("gpu", "model", "clients", "profile", "quantize", "kv_dtype", "samples", "strict", "seeded"),
+        *(
+            "audio_s_per_s",
+            "audio_s_per_s_full",
+            "ttfa_ms",
+            "e2e_ms",
+            "underrun_free",
+            "parts_ms",
+            "gpu_memory_gb",
+            "start_s",
+            "torch",
+            "triton",
+            "command",
+            "date",
+        ),
     } <= set(closed)
     assert set(closed["ttfa_ms"]) == set(closed["e2e_ms"]) == {"mean", "p50", "p95", "p99"}
     assert 0 < closed["ttfa_ms"]["p50"] <= closed["e2e_ms"]["p50"]

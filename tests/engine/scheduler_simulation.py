@@ -42,7 +42,7 @@ class Simulation:
         self.prefilled: list[list[PrefillItem]] = []
         self._kv: dict[tuple[int, int], object] = {}
         self._decoded: Counter[str] = Counter()
-        self._frames_in_flight: deque[FrameBatch] = deque()
+        self._frames_in_flight: FrameBatch | None = None
         self._decodes_in_flight: deque[DecodeBatch] = deque()
 
     def add(
@@ -65,27 +65,26 @@ class Simulation:
     def cancel(self, request: Request, reason: FinishReason = "cancelled") -> None:
         self.scheduler.finish(request, reason, self.now)
 
-    def step(self, *, codec_is_done: bool = True) -> None:
-        """One engine step: what was launched in the step before is collected in this one."""
+    def step(self, *, talker_is_done: bool = True, codec_is_done: bool = True) -> None:
+        """One engine step. A frame that is not done stays in flight, and nothing else is launched until it was read;
+        chunks come back in the step after their launch, or later.
+        """
         scheduler = self.scheduler
         self.now += STEP_SECONDS
-        self._admit()
-        self._prefill()
-        frames = scheduler.next_frames()
-        self._launch(frames)
-        decode = scheduler.next_decode(self.now)
+        if self._frames_in_flight is None:
+            self._admit()
+            self._prefill()
+            self._launch(scheduler.next_frames())
+        if talker_is_done and self._frames_in_flight is not None:
+            batch, self._frames_in_flight = self._frames_in_flight, None
+            frames_B = batch.places[1].tolist()
+            flags = [frame >= self.stops[request.id] for request, frame in zip(batch.requests, frames_B, strict=True)]
+            scheduler.collect_frames(batch, flags, self.now)
         if codec_is_done and self._decodes_in_flight:
             scheduler.collect_decode(self._decodes_in_flight.popleft(), self.now)
+        decode = scheduler.next_decode(self.now)
         if decode is not None:
             self._decode(decode)
-        if self._frames_in_flight:
-            batch = self._frames_in_flight.popleft()
-            flags = [
-                frame >= self.stops[request.id] for request, frame in zip(batch.requests, batch.frames, strict=True)
-            ]
-            scheduler.collect_frames(batch, flags, self.now)
-        if frames.requests:
-            self._frames_in_flight.append(frames)
         self._release()
         scheduler.check_integrity()
 
@@ -132,16 +131,18 @@ class Simulation:
         self.scheduler.finish_prefill(items, self.now)
 
     def _launch(self, batch: FrameBatch) -> None:
-        assert len(set(batch.rows)) == len(batch.rows)
+        assert batch.places.shape == (3, len(batch.requests))
+        assert len(np.unique(batch.places[0])) == len(batch.requests)
         assert batch.requests == sorted(batch.requests, key=lambda request: request.rank)
-        for request, row, frame, start in zip(batch.requests, batch.rows, batch.frames, batch.starts, strict=True):
+        for request, (row, frame, start) in zip(batch.requests, batch.places.T.tolist(), strict=True):
             assert request.state is RequestState.RUNNING
             assert (row, start) == (request.row, request.prompt_rows + frame)
             assert frame < request.max_frames
-            assert request.launched - request.collected <= 2, "more than one step ahead"
+            assert request.launched - request.collected == 1, "launched before the last frame was read"
             for before in range(start):
                 self._check_row(request, before)
             self._write(request, start)
+        self._frames_in_flight = batch if batch.requests else None
 
     def _decode(self, batch: DecodeBatch) -> None:
         assert len({item.request.id for item in batch.items}) == len(batch.items)
@@ -156,7 +157,7 @@ class Simulation:
         self.decode_batches.append(batch)
 
     def _release(self) -> None:
-        in_flight = {r.id for b in self._frames_in_flight for r in b.requests}
+        in_flight = {r.id for r in self._frames_in_flight.requests} if self._frames_in_flight is not None else set()
         in_flight |= {item.request.id for b in self._decodes_in_flight for item in b.items}
         for request in self.scheduler.release_finished():
             assert request.id not in in_flight

@@ -32,9 +32,9 @@ def test_pieces_are_the_rows_again(count: int, size: int, start: int) -> None:
 
 
 def test_frames() -> None:
-    numbers = frame_batch([3, 1], [7, 0], [20, 9], 3, SCRATCH)
+    numbers = frame_batch(np.array([[3, 1], [7, 0], [20, 9]]), 3, SCRATCH)
     assert numbers.tolist() == [[3, 1, SCRATCH], [7, 0, 0], [20, 9, 0], [1, 1, 0]]
-    assert frame_batch([], [], [], 2, SCRATCH).tolist() == [[SCRATCH, SCRATCH], [0, 0], [0, 0], [0, 0]]
+    assert frame_batch(np.zeros((3, 0), np.int64), 2, SCRATCH).tolist() == [[SCRATCH, SCRATCH], [0, 0], [0, 0], [0, 0]]
 
 
 @settings(deadline=None)
@@ -53,6 +53,7 @@ def test_chunks_padded_and_packed(counts: list[int], spare: int) -> None:
     packed, frames, codes_FN = packed_batch(rows, pieces, total + 3, streams, all_rows)
     assert sorted(set(packed[0])) == sorted(packed[0])
     assert list(packed[1]) == counts + [0] * spare
+    assert list(packed[2]) == list(packed[1].cumsum() - packed[1])
     for i, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
         own = slice(packed[2, i], packed[2, i] + len(piece))
         assert np.array_equal(codes_FN[own], piece)

@@ -116,7 +116,7 @@ def test_generate_inside_a_stream_and_beside_add() -> None:
 
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_closing_a_stream_cancels(chunks: int) -> None:
-    speaking = engine(CONFIG.model_copy(update={"lookahead": True}), endless_talker())
+    speaking = engine(CONFIG, endless_talker())
     stream = speaking.stream(request(1, 200))
     for _ in range(chunks):
         next(stream)
@@ -141,7 +141,7 @@ def test_a_stream_collected_in_the_middle_of_a_step() -> None:
     loop.append(loop)
     loop_is_held = [loop]
     del loop, forgotten
-    launch = speaking._parts.talker.launch
+    launch = speaking.parts.talker.launch
 
     def collect_and_launch(*arguments: object) -> object:
         if loop_is_held:
@@ -150,7 +150,7 @@ def test_a_stream_collected_in_the_middle_of_a_step() -> None:
         return launch(*arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speaking._parts.talker, "launch", collect_and_launch)
+        patch.setattr(speaking.parts.talker, "launch", collect_and_launch)
         assert sum(len(chunk.codes) for chunk in other) == 39
     assert speaking.idle
 

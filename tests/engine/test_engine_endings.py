@@ -34,13 +34,12 @@ from hocket.models.family import LoadedTalker
 from hocket.models.moss_local.talker import STOP, MossLocalTalker
 
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
-BOTH = pytest.mark.parametrize("lookahead", [False, True])
 NO_GUARD = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.0)
 
 
-def guarded(policy: RunawayPolicy, *, lookahead: bool = False, strict: bool = False) -> EngineConfig:
+def guarded(policy: RunawayPolicy, *, strict: bool = False) -> EngineConfig:
     base = STRICT if strict else EAGER
-    return base.model_copy(update={"runaway": policy, "lookahead": lookahead, "rows": 4})
+    return base.model_copy(update={"runaway": policy, "rows": 4})
 
 
 def looping_talker() -> LoadedTalker:
@@ -56,7 +55,6 @@ def looping_talker() -> LoadedTalker:
     return model
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("patient", "endless", "voice"),
     [
@@ -65,26 +63,25 @@ def looping_talker() -> LoadedTalker:
     ],
 )
 def test_stop_and_length(
-    patient: Callable[[], LoadedTalker], endless: Callable[[], LoadedTalker], voice: object, lookahead: bool
+    patient: Callable[[], LoadedTalker], endless: Callable[[], LoadedTalker], voice: object
 ) -> None:
     requests = [SpeechRequest(text="One.", reference=voice, seed=seed, max_frames=20) for seed in range(8)]
-    heard = hear(engine(guarded(NO_GUARD, lookahead=lookahead), patient()), requests)
+    heard = hear(engine(guarded(NO_GUARD), patient()), requests)
     for one in heard:
         assert one.reason == ("length" if len(one.all_codes) == 20 else "stop")
     assert {one.reason for one in heard} == {"stop", "length"}
     one_frame = hear(
-        engine(guarded(NO_GUARD, lookahead=lookahead), endless()),
+        engine(guarded(NO_GUARD), endless()),
         [SpeechRequest(text="One.", reference=voice, max_frames=1)],
     )
     assert [one_frame[0].reason, len(one_frame[0].all_codes)] == ["length", 1]
 
 
-@BOTH
 @pytest.mark.parametrize("reference", [None, codes(1, 40)])
-def test_stop_at_the_first_frame_is_an_empty_result(lookahead: bool, reference: object) -> None:
+def test_stop_at_the_first_frame_is_an_empty_result(reference: object) -> None:
     """Also while the codec has yet to hear the 40 frames that the speech continues."""
     request = SpeechRequest(text="One.", reference=reference, reference_text=None if reference is None else "Before.")
-    speaking = engine(guarded(NO_GUARD, lookahead=lookahead), mute_talker())
+    speaking = engine(guarded(NO_GUARD), mute_talker())
     speech = speaking.generate(request)
     assert speech.finish_reason == "stop"
     assert speech.samples.shape == (2, 0)
@@ -95,8 +92,7 @@ def test_stop_at_the_first_frame_is_an_empty_result(lookahead: bool, reference: 
     assert chunks[0].end.finish_reason == "stop"
 
 
-@BOTH
-def test_budget(lookahead: bool) -> None:
+def test_budget() -> None:
     """Ten letters at 12 a second, times 3, are 2.5 s: 32 frames. A cap of the caller's below it is a length."""
     policy = RunawayPolicy(multiple=3.0, min_seconds=0.1, loop_seconds=0.0, silence_seconds=0.0)
     requests = [
@@ -105,7 +101,7 @@ def test_budget(lookahead: bool) -> None:
         SpeechRequest(text="aaaaaaaaaa", max_frames=40),
         SpeechRequest(text="aaaaaaaaaa", tokens=20),
     ]
-    heard = hear(engine(guarded(policy, lookahead=lookahead), endless_talker()), requests)
+    heard = hear(engine(guarded(policy), endless_talker()), requests)
     assert [(one.reason, len(one.all_codes)) for one in heard] == [
         ("runaway", 32),
         ("length", 32),
@@ -114,28 +110,26 @@ def test_budget(lookahead: bool) -> None:
     ]
 
 
-@BOTH
-def test_loop(lookahead: bool) -> None:
+def test_loop() -> None:
     """1.2 s are 15 frames that equal the one before: 16 in all."""
     policy = RunawayPolicy(multiple=0.0, loop_seconds=1.2, silence_seconds=0.0)
     requests = [SpeechRequest(text="One.", max_frames=frames) for frames in (60, 16, 15)]
-    heard = hear(engine(guarded(policy, lookahead=lookahead), looping_talker()), requests)
+    heard = hear(engine(guarded(policy), looping_talker()), requests)
     assert [(one.reason, len(one.all_codes)) for one in heard] == [("runaway", 16), ("length", 16), ("length", 15)]
     assert (heard[0].all_codes == 7).all()
-    one_row = guarded(policy, lookahead=lookahead).model_copy(update={"rows": 1})
+    one_row = guarded(policy).model_copy(update={"rows": 1})
     after = hear(engine(one_row, looping_talker()), [requests[0]] * 2)
     assert [len(one.all_codes) for one in after] == [16, 16], "a row's next request begins anew"
     unguarded = hear(engine(guarded(NO_GUARD), looping_talker()), requests[:1])
     assert unguarded[0].reason == "length"
-    speaking = hear(engine(guarded(policy, lookahead=lookahead), endless_talker()), [requests[0]] * 5)
+    speaking = hear(engine(guarded(policy), endless_talker()), [requests[0]] * 5)
     assert {one.reason for one in speaking} == {"length"}, "speech is no loop"
 
 
-@BOTH
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("frames", [60, 13])
-def test_silence(lookahead: bool, streaming: bool, frames: int) -> None:
-    """1 s is 13 frames, wherever the chunks are cut and however far the talker is ahead; a pause asked for is added.
+def test_silence(streaming: bool, frames: int) -> None:
+    """1 s is 13 frames, wherever the chunks are cut and however far the codec is behind; a pause asked for is added.
 
     At 13 frames the cap has been reached before the silence is heard.
     """
@@ -145,15 +139,14 @@ def test_silence(lookahead: bool, streaming: bool, frames: int) -> None:
         SpeechRequest(text="One. [pause 0.8s]", max_frames=60),
         SpeechRequest(text="One.", max_frames=12),
     ]
-    config = guarded(policy, lookahead=lookahead)
+    config = guarded(policy)
     heard = hear(engine(config, endless_talker()), requests, streaming=streaming)
     assert [(one.reason, len(one.all_codes)) for one in heard] == [("runaway", 13), ("runaway", 23), ("length", 12)]
     loud = policy.model_copy(update={"silence_rms": 1e-9})
-    heard = hear(engine(guarded(loud, lookahead=lookahead), endless_talker()), requests, streaming=streaming)
+    heard = hear(engine(guarded(loud), endless_talker()), requests, streaming=streaming)
     assert {one.reason for one in heard} == {"length"}
 
 
-@BOTH
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 9])
 @pytest.mark.parametrize(
     ("talker", "reference"),
@@ -164,9 +157,9 @@ def test_silence(lookahead: bool, streaming: bool, frames: int) -> None:
         (tiny_qwen3.endless_talker, tiny_qwen3.voice(1, 2.0)),
     ],
 )
-def test_cancel_anywhere(lookahead: bool, steps: int, talker: Callable[[], LoadedTalker], reference: object) -> None:
+def test_cancel_anywhere(steps: int, talker: Callable[[], LoadedTalker], reference: object) -> None:
     """Before its first step, in prefill, while priming, while encoding, between chunks, with work in flight."""
-    config = guarded(NO_GUARD, lookahead=lookahead).model_copy(update={"prefill_rows_per_step": 64, "rows": 1})
+    config = guarded(NO_GUARD).model_copy(update={"prefill_rows_per_step": 64, "rows": 1})
     listener = Listener(engine(config, talker()))
     before = "Before." if steps % 2 and reference is not None else None
     request = SpeechRequest(text="One.", reference=reference, reference_text=before)
@@ -225,7 +218,7 @@ def test_small_memory_is_the_context() -> None:
 @pytest.mark.parametrize("part", ["prefill", "launch", "collect", "decode", "encode"])
 def test_failure_ends_everything(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a runner raises reaches every open request at once, and the engine takes no more."""
-    speaking = engine(guarded(NO_GUARD, lookahead=True), endless_talker())
+    speaking = engine(guarded(NO_GUARD), endless_talker())
     listener = Listener(speaking)
     names = [listener.add(SpeechRequest(text=f"Text {i}.")) for i in range(7)]  # 4 rows: some wait
     for _ in range(8):
@@ -267,7 +260,7 @@ def break_part(monkeypatch: pytest.MonkeyPatch, speaking: Engine, part: str) -> 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with DEBUG")
 
-    parts = speaking._parts
+    parts = speaking.parts
     owner, name = {
         "prefill": (parts.talker, "prefill"),
         "launch": (parts.talker, "launch"),
@@ -297,7 +290,7 @@ def test_an_interrupt_is_raised_and_stops_the_engine() -> None:
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(speaking._parts.talker, "launch", interrupt)
+        patch.setattr(speaking.parts.talker, "launch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             speaking.generate(SpeechRequest(text="One."))
     with pytest.raises(EngineStoppedError, match="KeyboardInterrupt"):
@@ -354,10 +347,9 @@ def test_statistics() -> None:
     assert codes_only.stats().decode_batches == 0
 
 
-@BOTH
-def test_codes_only(lookahead: bool) -> None:
+def test_codes_only() -> None:
     """Without a codec the last chunk has all the codes, the same as with one; of a cancelled request it has none."""
-    config = guarded(NO_GUARD, lookahead=lookahead)
+    config = guarded(NO_GUARD)
     requests = [SpeechRequest(text=f"Text {i}.", seed=i, reference=codes(1, 9), max_frames=9) for i in range(6)]
     wanted = hear(engine(config, patient_talker()), requests)
     bare = engine(config, patient_talker(), with_codec=False)
@@ -375,11 +367,10 @@ def test_codes_only(lookahead: bool) -> None:
         bare.add(SpeechRequest(text="One.", reference=noise(1, 1.0)))
 
 
-@BOTH
-def test_greedy_loop_in_strict_mode_is_cut_alike(lookahead: bool) -> None:
+def test_greedy_loop_in_strict_mode_is_cut_alike() -> None:
     """Alone or beside others, whatever the codec lags behind: silence is cut at the same frame, over a stop as well."""
     policy = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.8, silence_rms=1e3)
-    config = guarded(policy, lookahead=lookahead, strict=True)
+    config = guarded(policy, strict=True)
     requests = [SpeechRequest(text=f"Text {i}.", seed=i, sampling=GREEDY, max_frames=9 + i % 4) for i in range(8)]
     together = hear(engine(config, endless_talker(), clock=TickingClock(5)), requests)
     for request, one in zip(requests, together, strict=True):

@@ -65,9 +65,9 @@ def check(config: EngineConfig, talker: str, numbers: list[int], schedule: int) 
     return stats.preemptions
 
 
-def tight(rows: int, talker: str, *, prefix_cache: bool, lookahead: bool) -> EngineConfig:
+def tight(rows: int, talker: str, *, prefix_cache: bool) -> EngineConfig:
     kv_rows = (QWEN3_KV_ROWS if "qwen3" in talker else KV_ROWS)[rows][prefix_cache]
-    update = {"kv_rows": kv_rows, "prefix_cache": prefix_cache, "lookahead": lookahead}
+    update = {"kv_rows": kv_rows, "prefix_cache": prefix_cache}
     return STRICT.model_copy(update={"rows": rows} | update)
 
 
@@ -82,20 +82,20 @@ def test_traffic_is_worth_playing(talker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "talker", "prefix_cache", "lookahead", "share"),
+    ("rows", "talker", "prefix_cache", "share"),
     [
-        (1, "patient", True, True, 4),
-        (2, "endless", True, False, 12),
-        (7, "patient", True, True, 2),
-        (7, "endless", False, True, 4),
-        (16, "patient", False, False, 2),
-        (16, "endless", True, True, 3),
-        (2, "patient qwen3", True, True, 8),
-        (7, "endless qwen3", True, True, 8),
+        (1, "patient", True, 4),
+        (2, "endless", True, 12),
+        (7, "patient", True, 2),
+        (7, "endless", False, 4),
+        (16, "patient", False, 2),
+        (16, "endless", True, 3),
+        (2, "patient qwen3", True, 8),
+        (7, "endless qwen3", True, 8),
     ],
 )
-def test_alone_or_in_company(rows: int, talker: str, prefix_cache: bool, lookahead: bool, share: int) -> None:
-    config = tight(rows, talker, prefix_cache=prefix_cache, lookahead=lookahead)
+def test_alone_or_in_company(rows: int, talker: str, prefix_cache: bool, share: int) -> None:
+    config = tight(rows, talker, prefix_cache=prefix_cache)
     preemptions = check(config, talker, list(range(0, 64, share)), schedule=rows)
     if "endless" in talker:
         assert preemptions > 0
@@ -106,7 +106,7 @@ def test_alone_or_in_company(rows: int, talker: str, prefix_cache: bool, lookahe
 @pytest.mark.parametrize("talker", TALKERS)
 @pytest.mark.parametrize("rows", [1, 2, 7, 16])
 def test_alone_or_in_company_full(rows: int, talker: str, schedule: int) -> None:
-    config = tight(rows, talker, prefix_cache=schedule != 102, lookahead=schedule != 103)
+    config = tight(rows, talker, prefix_cache=schedule != 102)
     preemptions = check(config, talker, list(range(64)), schedule)
     if "endless" in talker and rows > 1:
         assert preemptions > 0
@@ -122,12 +122,8 @@ def at_once(config: EngineConfig, load: list[Call], seed: int = 0) -> list[Heard
 def test_same_load_gives_the_same_codes_without_strict() -> None:
     """Even where the clock runs differently, so that the codec's batches differ."""
     config = EAGER.model_copy(update={"rows": 7, "kv_rows": 700})
-    first, again, lookahead = (
-        at_once(config.model_copy(update={"lookahead": ahead}), calls()[:24], seed)
-        for seed, ahead in ((1, False), (2, False), (2, True))
-    )
+    first, again = (at_once(config, calls()[:24], seed) for seed in (1, 2))
     for one, other in zip(first, again, strict=True):
         assert one.reason == other.reason
         assert np.array_equal(one.all_codes, other.all_codes)
         assert np.allclose(one.all_samples, other.all_samples, atol=1e-5)
-    assert sum(np.array_equal(a.all_codes, b.all_codes) for a, b in zip(first, lookahead, strict=True)) >= 12

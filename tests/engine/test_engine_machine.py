@@ -16,13 +16,12 @@ FEW = settings(max_examples=5, stateful_step_count=20, derandomize=True, deadlin
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
         rows=st.integers(1, 4),
-        lookahead=st.booleans(),
         prefix_cache=st.booleans(),
         talker=st.sampled_from(["patient", "endless", "endless qwen3"]),
         seed=st.integers(0, 9),
     )
-    def start(self, rows: int, lookahead: bool, prefix_cache: bool, talker: str, seed: int) -> None:
-        update = {"rows": rows, "lookahead": lookahead, "prefix_cache": prefix_cache, "kv_rows": 280, "max_waiting": 64}
+    def start(self, rows: int, prefix_cache: bool, talker: str, seed: int) -> None:
+        update = {"rows": rows, "prefix_cache": prefix_cache, "kv_rows": 280, "max_waiting": 64}
         model, self.calls = traffic(talker)
         self.talker = talker
         self.listener = Listener(engine(STRICT.model_copy(update=update), model, clock=TickingClock(seed)))

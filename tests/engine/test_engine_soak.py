@@ -27,8 +27,8 @@ def resident_bytes() -> int:
 class Soak:
     """Keeps an engine's queue full and cancels at random."""
 
-    def __init__(self, lookahead: bool) -> None:
-        update = {"rows": 8, "max_waiting": QUEUE, "kv_rows": 1200, "lookahead": lookahead, "page_rows": 32}
+    def __init__(self) -> None:
+        update = {"rows": 8, "max_waiting": QUEUE, "kv_rows": 1200, "page_rows": 32}
         self.engine: Engine = engine(EAGER.model_copy(update=update), talker(), clock=TickingClock())
         self.random = np.random.default_rng(0)
         self.voices = [None, None, codes(1, 9), codes(2, 30), noise(3, 1.0), noise(4, 2.0)]
@@ -77,9 +77,9 @@ class Soak:
                 self.reasons[chunk.end.finish_reason] += 1
 
 
-def soak(requests: int, warm: int, *, lookahead: bool) -> dict[str, float]:
+def soak(requests: int, warm: int) -> dict[str, float]:
     """Numbers of a run; the growth is over what was there after the first `warm` requests."""
-    world = Soak(lookahead)
+    world = Soak()
     world.run(warm)
     bytes_before, objects_before = resident_bytes(), len(gc.get_objects())
     world.run(requests)
@@ -108,11 +108,11 @@ def soak(requests: int, warm: int, *, lookahead: bool) -> dict[str, float]:
 
 @pytest.mark.skipif(not STATM.exists(), reason="reads the resident size from /proc")
 @pytest.mark.parametrize(
-    ("requests", "warm", "lookahead"),
-    [pytest.param(5000, 500, True, marks=pytest.mark.slow), (500, 200, False)],
+    ("requests", "warm"),
+    [pytest.param(5000, 500, marks=pytest.mark.slow), (500, 200)],
 )
-def test_soak(requests: int, warm: int, lookahead: bool) -> None:
-    numbers = soak(requests, warm, lookahead=lookahead)
+def test_soak(requests: int, warm: int) -> None:
+    numbers = soak(requests, warm)
     print(numbers)
     assert 0.1 < numbers["cancelled"] < 0.3
     assert numbers["resident_growth"] <= 0.02

@@ -23,7 +23,7 @@ def new_engine() -> Engine:
 
 def interrupt_in_the_third_frame(speaking: Engine, monkeypatch: pytest.MonkeyPatch, signals: int) -> list[str]:
     """What happened, in order."""
-    runner = speaking._parts.talker
+    runner = speaking.parts.talker
     real: Callable[..., object] = runner.launch
     seen: list[str] = []
 

@@ -29,7 +29,7 @@ def requests() -> list[SpeechRequest]:
 
 def hear(config: EngineConfig) -> tuple[Listener, list[bytes], int]:
     listener = Listener(engine(config, patient_talker()))
-    runner = listener.engine._parts.codec
+    runner = listener.engine.parts.codec
     assert isinstance(runner, CodecRunner)
     primed = 0
     hear = runner.hear
@@ -63,7 +63,7 @@ def test_speech_is_the_same_and_recordings_are_heard_once() -> None:
 
 def test_requests_that_come_together_hear_a_recording_once() -> None:
     listener = Listener(engine(STRICT.model_copy(update={"rows": 6, "kept_streams": 2}), patient_talker()))
-    runner = listener.engine._parts.codec
+    runner = listener.engine.parts.codec
     assert isinstance(runner, CodecRunner)
     with mock.patch.object(runner, "hear", side_effect=runner.hear) as hear:
         for i in range(6):

@@ -14,16 +14,15 @@ from hocket.errors import InvalidRequestError
 NO_GUARD = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.0)
 
 
-def config(*, strict: bool = False, rows: int = 4, lookahead: bool = False) -> EngineConfig:
+def config(*, strict: bool = False, rows: int = 4) -> EngineConfig:
     base = STRICT if strict else EAGER
-    return base.model_copy(update={"runaway": NO_GUARD, "rows": rows, "lookahead": lookahead})
+    return base.model_copy(update={"runaway": NO_GUARD, "rows": rows})
 
 
-@pytest.mark.parametrize("lookahead", [False, True])
 @pytest.mark.parametrize("least", [0, 1, 7])
-def test_a_talker_that_wants_to_stop_at_once_may_not(least: int, lookahead: bool) -> None:
+def test_a_talker_that_wants_to_stop_at_once_may_not(least: int) -> None:
     request = SpeechRequest(text="One.", seed=1, min_frames=least, max_frames=20)
-    (heard,) = hear(engine(config(lookahead=lookahead), mute_talker()), [request])
+    (heard,) = hear(engine(config(), mute_talker()), [request])
     assert (len(heard.all_codes), heard.reason) == (least, "stop")
 
 
@@ -100,6 +99,6 @@ def test_the_end_counts_the_rows_of_the_prompt() -> None:
         (heard,) = hear(speaking, [request])
         assert heard.end is not None
         rows.append(heard.end.prompt_rows)
-        expected = speaking._parts.prompt.build(request, list(request.references))  # type: ignore[arg-type]
+        expected = speaking.parts.prompt.build(request, list(request.references))  # type: ignore[arg-type]
         assert rows[-1] == len(expected.rows)
     assert rows[1] >= rows[0] + 20

@@ -39,16 +39,26 @@ def tensors_of(thing: object) -> Iterator[Tensor]:
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("pair", [("local_tiny", "codec2_tiny"), ("qwen3_tts/base_1b7", None)])
 def test_the_plan_is_what_the_tensors_take(
-    golden: Path, pair: tuple[str, str | None], dtype: str, strict: bool
+    golden: Path, pair: tuple[str, str | None], dtype: str, strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = EngineConfig(rows=3, max_context_rows=320, strict=strict, chunks=ChunkPolicy(steady_chunk_frames=9))
+    monkeypatch.setattr("hocket.engine.loading.check_fp8_device", lambda *_: None)
+    config = EngineConfig(
+        rows=3,
+        max_context_rows=320,
+        strict=strict,
+        chunks=ChunkPolicy(steady_chunk_frames=9),
+        kv_dtype="fp8" if strict else "auto",
+    )
     model, own_codec = golden / pair[0], None if pair[1] is None else golden / pair[1]
     parts = load_parts(model, own_codec, device="cpu", dtype=dtype, config=config)
     plan, talker, codec, references = plan_of(parts), parts.talker, parts.codec, parts.references
     assert isinstance(talker, TalkerRunner)
     assert isinstance(codec, CodecRunner)
     assert references is not None
-    assert plan.kv_bytes == talker._kv.keys.nbytes + talker._kv.values.nbytes
+    kv = talker._kv
+    assert plan.kv_bytes == kv.nbytes == sum(x.nbytes for x in (kv.keys, kv.values, kv.scales) if x is not None)
+    assert kv.keys.itemsize == (1 if strict else DTYPES[dtype].itemsize)
+    assert (kv.scales is not None) == strict
     conversions = parts.conversions
     assert conversions is not None
     states = [*codec._states.values(), references._state, conversions._encoder, conversions._decoder]

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from tiny_engine import EAGER, Listener, engine
 
+from hocket.audio import to_int16
 from hocket.config import ChunkPolicy, EngineConfig
-from hocket.core import Sampling, SpeechRequest
+from hocket.core import Samples, Sampling, SpeechRequest
 from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 
 CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=5, min_batch=1, max_wait_ms=0.0)
@@ -55,7 +56,7 @@ def requests() -> list[SpeechRequest]:
     ]
 
 
-def hear(config: EngineConfig) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float32]], int]:
+def hear(config: EngineConfig) -> tuple[list[NDArray[np.int64]], list[Samples], int]:
     listener = Listener(engine(config, tiny_engine.endless_talker()))
     names = []
     for request in requests():
@@ -91,6 +92,15 @@ def test_replays_speak_as_calls_do(
     assert all(map(np.array_equal, codes, plain_codes))
     for one, plain in zip(samples, plain_samples, strict=True):
         np.testing.assert_allclose(one, plain, atol=2e-5)
+
+
+def test_replays_make_16_bits_of_the_same_samples(recorded: list[Hashable]) -> None:
+    codes, samples, _ = hear(CONFIG.model_copy(update={"samples": "int16"}))
+    float_codes, floats, _ = hear(CONFIG)
+    assert all(map(np.array_equal, codes, float_codes))
+    assert all(np.array_equal(one, to_int16(other)) for one, other in zip(samples, floats, strict=True))
+    assert {one.dtype.name for one in samples} == {"int16"}
+    assert all(one.any() for one in samples)
 
 
 def test_everything_is_recorded_before_the_first_request(recorded: list[Hashable]) -> None:

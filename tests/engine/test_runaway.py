@@ -1,11 +1,12 @@
-"""The frame budget of a text."""
+"""The frame budget of a text, and codes that repeat."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hocket.config import RunawayPolicy
-from hocket.engine.runaway import frame_budget, speech_seconds
+from hocket.engine.runaway import LoopDetector, frame_budget, speech_seconds
 
 FRAME = 0.08
 POLICY = RunawayPolicy()
@@ -47,3 +48,42 @@ def test_wanted_length_counts_where_it_is_longer() -> None:
 
 def test_multiple_of_zero_turns_the_budget_off() -> None:
     assert frame_budget(RunawayPolicy(multiple=0.0), "Hi", FRAME) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_loops_are_found_as_by_definition(seed: int) -> None:
+    rows, n_vq, least = 5, 3, 6
+    random, detector = np.random.default_rng(seed), LoopDetector(rows, n_vq, least)
+    said: list[list[tuple[int, ...]]] = [[] for _ in range(rows)]
+    # One row never repeats, so that not everybody does; the others do with periods of 1 to 9 frames, of which the
+    # last is too long, broken off now and then.
+    found = 0
+    for _ in range(120):
+        rows_B = np.sort(random.permutation(rows)[: random.integers(1, rows + 1)])
+        if random.random() < 0.03:
+            row = int(random.integers(rows))
+            detector.start(row)
+            said[row] = []
+        codes_BN = random.integers(0, 1024, (len(rows_B), n_vq))
+        for i, row in enumerate(rows_B.tolist()):
+            period = 2 * row + 1
+            if row > 0 and len(said[row]) >= period and random.random() < 0.97:
+                codes_BN[i] = said[row][-period]
+            said[row].append(tuple(codes_BN[i].tolist()))
+        expected = [i for i, row in enumerate(rows_B.tolist()) if _is_loop(said[row], least)]
+        assert detector.saw(rows_B, codes_BN) == expected
+        found += len(expected)
+    assert found > 0
+
+
+def _is_loop(frames: list[tuple[int, ...]], least: int) -> bool:
+    """The last `least` frames each equal the one a period before them."""
+    return any(
+        len(frames) >= least + period and all(frames[-i] == frames[-i - period] for i in range(1, least + 1))
+        for period in range(1, LoopDetector.MAX_PERIOD + 1)
+    )
+
+
+def test_loops_of_zero_frames_turn_it_off() -> None:
+    detector, codes_BN = LoopDetector(1, 2, 0), np.zeros((1, 2), np.int64)
+    assert not any(detector.saw(np.array([0]), codes_BN) for _ in range(50))

@@ -84,10 +84,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.cancel(request, reason)  # type: ignore[arg-type]
         assert request.finish_reason is not None
 
-    @rule(steps=st.integers(1, 6), codec_is_done=st.booleans())
-    def step(self, steps: int, codec_is_done: bool) -> None:
+    @rule(steps=st.integers(1, 6), talker_is_done=st.booleans(), codec_is_done=st.booleans())
+    def step(self, steps: int, talker_is_done: bool, codec_is_done: bool) -> None:
         for _ in range(steps):
-            self.world.step(codec_is_done=codec_is_done)
+            self.world.step(talker_is_done=talker_is_done, codec_is_done=codec_is_done)
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

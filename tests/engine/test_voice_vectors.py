@@ -84,7 +84,7 @@ def test_in_the_engine() -> None:
     listener = Listener(engine(EAGER.model_copy(update={"rows": 3}), tiny_qwen3.endless_talker()))
     voices = [tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(2, 0.6)]
     names = [listener.add(SpeechRequest(text="One.", reference=voice, max_frames=3, seed=1)) for voice in voices]
-    vectors = listener.engine._parts.voice_vectors
+    vectors = listener.engine.parts.voice_vectors
     assert vectors is not None
     heard = listener.run()
     assert len(vectors._vectors) == 2

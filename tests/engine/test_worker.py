@@ -90,7 +90,7 @@ class FakeEngine:
         end = None
         if request_id in self.cancelled or self.open[request_id] < 0:
             end = RequestEnd("cancelled" if request_id in self.cancelled else "stop", 1, Timings())
-        samples = np.full((2, 0 if end else self.samples), self.open[request_id], np.float32)
+        samples = np.full((2, 0 if end else self.samples), self.open[request_id], self.config.samples)
         return AudioChunk(request_id, samples, self.sample_rate, np.zeros((0, 12), np.int64), end)
 
     def stats(self) -> EngineStats:
@@ -367,6 +367,17 @@ def test_an_idle_worker_gives_signs_of_life() -> None:
             seen.append(type(decode_from_worker(socket.recv(copy=False))))
         assert seen == [Ready, Heartbeat, Heartbeat, Heartbeat]
         socket.close(linger=0)
+
+
+def test_16_bit_samples_arrive_as_such() -> None:
+    async def body(client: EngineClient) -> None:
+        assert client.facts.samples == "int16"
+        speech = await client.generate(SpeechRequest(text="3"))
+        assert speech.samples.dtype == np.int16
+        assert speech.samples[0, ::24].tolist() == [2, 1, 0]
+
+    with serving(FakeEngine(config=EngineConfig(samples="int16"))) as served:
+        with_client(served, body)
 
 
 def test_requests_that_were_cancelled_before_they_were_opened_cost_nothing() -> None:

@@ -19,6 +19,7 @@ from hocket.core import (
     AudioChunk,
     PreparedReference,
     RequestEnd,
+    SampleFormat,
     Sampling,
     SpeechRequest,
     Timings,
@@ -103,17 +104,20 @@ def _submitted(request: SpeechRequest) -> tuple[Submit, Sequence[zmq.Frame]]:
     return submit, frames
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
 @pytest.mark.parametrize("frames", [0, 1, 15])
-def test_chunk_travels_exactly(frames: int) -> None:
+def test_chunk_travels_exactly(frames: int, dtype: SampleFormat) -> None:
     random = np.random.default_rng(frames)
-    samples = random.normal(size=(2, 2 * frames * 24)).astype(np.float32)[:, ::2]
+    samples = random.normal(scale=1000, size=(2, 2 * frames * 24)).astype(dtype)[:, ::2]
     chunk = AudioChunk("engine's", samples, 300, random.integers(0, 1024, (frames, 12)))
     header, *rest = wire(chunk_message("front end's", chunk))
     message = decode_from_worker(header)
     assert isinstance(message, Chunk)
     got = read_chunk(message, rest)
     assert (got.request_id, got.sample_rate, got.end) == ("front end's", 300, None)
-    assert (got.samples.shape, got.samples.tobytes()) == (samples.shape, samples.tobytes())
+    assert (got.samples.shape, got.samples.dtype.name) == (samples.shape, dtype)
+    assert got.samples.tobytes() == samples.tobytes()
+    assert len(rest[0].bytes) == samples.nbytes
     assert got.codes.dtype == np.int64
     assert got.codes.shape == (frames, 12)
     np.testing.assert_array_equal(got.codes, chunk.codes)

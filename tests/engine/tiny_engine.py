@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.config import EngineConfig
-from hocket.core import AudioArray, AudioChunk, RequestEnd, Sampling, SpeechRequest
+from hocket.core import AudioArray, AudioChunk, RequestEnd, Samples, Sampling, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.engine.loading import EngineParts, assemble
 from hocket.engine.request import FrameBatch, PrefillItem
@@ -127,14 +127,14 @@ class Heard:
 
     engine: Engine
     codes: list[NDArray[np.int64]] = field(default_factory=list)
-    samples: list[NDArray[np.float32]] = field(default_factory=list)
+    samples: list[Samples] = field(default_factory=list)
     end: RequestEnd | None = None
 
     def take(self, chunk: AudioChunk) -> None:
         assert self.end is None, "a chunk after the last one"
         assert chunk.sample_rate == self.engine.sample_rate
         assert chunk.codes.dtype == np.int64
-        assert chunk.samples.dtype == np.float32
+        assert chunk.samples.dtype == self.engine.config.samples
         self.codes.append(chunk.codes)
         self.samples.append(chunk.samples)
         self.end = chunk.end
@@ -147,11 +147,11 @@ class Heard:
 
     @property
     def all_codes(self) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros((0, self.engine._parts.n_vq), np.int64), *self.codes])
+        return np.concatenate([np.zeros((0, self.engine.parts.n_vq), np.int64), *self.codes])
 
     @property
-    def all_samples(self) -> NDArray[np.float32]:
-        return np.concatenate([np.zeros((self.engine.channels, 0), np.float32), *self.samples], axis=1)
+    def all_samples(self) -> Samples:
+        return np.concatenate([np.zeros((self.engine.channels, 0), self.engine.config.samples), *self.samples], axis=1)
 
     @property
     def reason(self) -> str:
@@ -180,14 +180,14 @@ class Listener:
         #: Bits of the hidden state that each frame of a request was made from, by name and frame: a difference there
         #: seldom changes a code.
         self.hidden: dict[tuple[str, int], bytes] = {}
-        runner = engine._parts.talker
+        runner = engine.parts.talker
         assert isinstance(runner, TalkerRunner)
         launch = runner.launch
 
         def record_and_launch(
             batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()
         ) -> FramesInFlight:
-            for request, frame in zip(batch.requests, batch.frames, strict=True):
+            for request, frame in zip(batch.requests, batch.places[1].tolist(), strict=True):
                 self.hidden[request.id, frame] = runner._hidden_RD[request.row].numpy().tobytes()
             return launch(batch, page_table, items)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket.kernels.scaled import Rows8, Scaled
+
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     """float32: to a few roundings of the largest element. bfloat16: equal, but for one element in a hundred that a last
@@ -21,14 +23,29 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
         assert int((actual != expected).sum()) <= 1 + actual.numel() // 100
 
 
-def assert_fp8_close(actual8: Tensor, scale: Tensor, expected8: Tensor, expected_scale: Tensor) -> None:
+def assert_fp8_close(actual: Rows8, expected: Rows8) -> None:
     """Equal scales (to a bfloat16 rounding of the largest element) and rows to one step of e4m3."""
-    assert actual8.dtype == expected8.dtype == torch.float8_e4m3fn
-    assert actual8.shape == expected8.shape
-    assert scale.dtype == torch.float32
-    assert scale.shape == expected_scale.shape
-    torch.testing.assert_close(scale, expected_scale, rtol=2.0**-7, atol=0.0)
-    assert (_ordinal(actual8) - _ordinal(expected8)).abs().max() <= 1
+    assert actual.values.dtype == expected.values.dtype == torch.float8_e4m3fn
+    assert actual.values.shape == expected.values.shape
+    assert actual.scales.dtype == torch.float32
+    assert actual.scales.shape == expected.scales.shape
+    torch.testing.assert_close(actual.scales, expected.scales, rtol=2.0**-7, atol=0.0)
+    assert (_ordinal(actual.values) - _ordinal(expected.values)).abs().max() <= 1
+
+
+def assert_fp8_equal(actual: Rows8, expected: Rows8) -> None:
+    assert torch.equal(actual.scales.cpu(), expected.scales.cpu())
+    assert torch.equal(actual.values.view(torch.uint8).cpu(), expected.values.view(torch.uint8).cpu())
+
+
+def some_product(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, bias: bool, seed: int) -> Scaled:
+    """Of 8 bits, with rows and columns of many sizes; it means numbers around 1."""
+    noise = torch.Generator().manual_seed(seed)
+    product = 1e4 * torch.randn(shape, generator=noise)
+    rows = 1e-3 * (0.5 + torch.rand((*shape[:-1], 1), generator=noise))
+    columns = 1e-1 * (0.5 + torch.rand(shape[-1:], generator=noise))
+    biases = torch.randn(shape[-1:], generator=noise).to(device, dtype) if bias else None
+    return Scaled(product.to(device, dtype), rows.to(device), columns.to(device), biases)
 
 
 def _ordinal(x8: Tensor) -> Tensor:

@@ -55,4 +55,6 @@ _mend_interpreter()
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
+    # As the engine does: by default convolutions in float32 multiply in TF32.
+    torch.backends.cudnn.allow_tf32 = False
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import assert_close, assert_fp8_close
+from tests.kernels.close import assert_close, assert_fp8_close, assert_fp8_equal, some_product
 
 from hocket.kernels import elementwise, reference
+from hocket.kernels.scaled import Rows8
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -22,26 +26,61 @@ def _some(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3.0).to(device, dtype)
 
 
+ACTIVATIONS = [
+    (elementwise.silu_mul, reference.silu_mul),
+    (elementwise.silu, reference.silu),
+    (elementwise.gelu, reference.gelu),
+]
+each = pytest.mark.parametrize(("activate", "twin"), ACTIVATIONS, ids=["silu_mul", "silu", "gelu"])
+
+
 @both
 @shapes
-def test_silu_mul(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    gate_up = _some(shape, dtype, device)
-    assert_close(elementwise.silu_mul(gate_up), reference.silu_mul(gate_up))
+@each
+def test_activations(
+    activate: Callable[..., Any],
+    twin: Callable[..., Any],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    x = _some(shape, dtype, device) / 2.0
+    actual, expected = activate(x), twin(x)
+    assert actual.shape == expected.shape
+    assert_close(actual, expected)
+    assert_fp8_close(activate(x, True), twin(x, True))
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter
+@both
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize("shape", [(7, 24), (2, 3, 128), (3, 600)], ids=str)
+@each
+def test_a_product_is_scaled_as_it_is_loaded(
+    activate: Callable[..., Any],
+    twin: Callable[..., Any],
+    shape: tuple[int, ...],
+    has_bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """To the bits of scaling it first, which on the way to 8 bits is not rounded."""
+    x = some_product(shape, dtype, device, bias=has_bias, seed=0)
+    assert torch.equal(activate(x), activate(x.plain()))
+    assert_fp8_equal(activate(x, True), activate(x.wide(), True))
+    assert_fp8_close(activate(x, True), twin(x, True))
+
+
+def test_many_rows_share_a_program(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = _some((11, 1300), torch.bfloat16, device)
+    few = elementwise.silu(x)
+    monkeypatch.setattr(elementwise, "_MANY", 1)
+    assert torch.equal(elementwise.silu(x), few)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # of the interpreter
 def test_silu_of_what_exp_cannot_hold(device: torch.device) -> None:
     gate_up = torch.tensor([[-200.0, 200.0, -1e30, 2.0, 2.0, 2.0]], device=device)
     assert_close(elementwise.silu_mul(gate_up), torch.tensor([[0.0, 400.0, 0.0]], device=device))
-
-
-@both
-@pytest.mark.parametrize("shape", [(1,), (7, 24), (2, 3, 128), (5, 2600)], ids=str)
-def test_gelu(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    x = _some(shape, dtype, device) / 3.0
-    actual = elementwise.gelu(x)
-    assert actual.shape == shape
-    assert_close(actual, reference.gelu(x))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in multiply")  # of the interpreter
@@ -53,49 +92,46 @@ def test_gelu_from_one_end_to_the_other(device: torch.device) -> None:
     assert (error <= 2e-6 * exact.abs() + 1e-8 * (x < -3)).all()
 
 
-def test_gelu_of_a_slice_is_refused(device: torch.device) -> None:
-    with pytest.raises(ValueError, match="contiguous"):
-        elementwise.gelu(torch.ones(4, 8, device=device)[:, :5])
-
-
-@both
-@shapes
-def test_silu_mul_fp8(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    gate_up = _some(shape, dtype, device)
-    assert_fp8_close(*elementwise.silu_mul_fp8(gate_up), *reference.silu_mul_fp8(gate_up))
+def test_rows_may_lie_apart(device: torch.device) -> None:
+    x = _some((6, 90), torch.bfloat16, device)[:, 3:53]
+    assert torch.equal(elementwise.gelu(x), elementwise.gelu(x.contiguous()))
+    assert_fp8_equal(elementwise.gelu(x, True), elementwise.gelu(x.contiguous(), True))
 
 
 def _assert_quantized_exactly(x_MK: Tensor) -> None:
-    x8, scale_M1 = elementwise.quantize_rows(x_MK)
     # PyTorch divides by a number as such on a CPU; on a GPU it multiplies by the reciprocal.
-    expected8, expected_scale = reference.quantize_rows(x_MK.cpu())
-    assert torch.equal(scale_M1.cpu(), expected_scale)
-    assert torch.equal(x8.view(torch.uint8).cpu(), expected8.view(torch.uint8))
+    assert_fp8_equal(elementwise.quantize_rows(x_MK), reference.quantize_rows(x_MK.cpu()))
 
 
 @both
 @pytest.mark.parametrize("width", [1, 40, 1400])
 def test_quantize_rows_is_exact(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Every division is correctly rounded, so nothing may differ: rows of all sizes, of zeros, with an outlier."""
+    """Every step is correctly rounded, so nothing may differ: rows of all sizes, of zeros, with an outlier."""
     x_MK = _some((12, width), dtype, device) * torch.logspace(-30, 30, 12, device=device).to(dtype)[:, None]
     x_MK[3] = 0.0
     x_MK[5, 0] = 1e9
     _assert_quantized_exactly(x_MK)
+    rows8 = reference.quantize_rows(x_MK)
+    # A row's largest becomes e4m3's, whatever its size.
+    largest = rows8.values.float().abs().amax(1)
+    assert largest.tolist() == [448.0] * 3 + [0.0] + [448.0] * 8
 
 
-def test_a_subnormal_scale_stays_in_range(device: torch.device) -> None:
-    """Largest elements around 448 times the smallest subnormals: the scale is off by up to a half."""
-    x_MK = torch.tensor([[1.0e-42, -5.0e-43], [9.0e-43, 1.0e-43]], device=device)
+def test_rows_too_small_for_a_scale_stay_finite(device: torch.device) -> None:
+    """The inverse of their scale would be infinite."""
+    x_MK = torch.tensor([[1.0e-42, -5.0e-43], [4.0e-36, 0.0], [0.0, 6.0e-36]], device=device)
     _assert_quantized_exactly(x_MK)
+    rows8 = elementwise.quantize_rows(x_MK)
+    back = rows8.values.float() * rows8.scales
+    torch.testing.assert_close(back, x_MK, rtol=2.0**-4, atol=2.0**-126 * 2.0**-9)
 
 
 def test_fp8_rows_do_not_depend_on_neighbours(device: torch.device) -> None:
     gate_up = _some((40, 48), torch.bfloat16, device)
     places = torch.randperm(40, generator=torch.Generator().manual_seed(1)).to(device)
-    x8, scale_M1 = elementwise.silu_mul_fp8(gate_up)
-    moved8, moved_scale = elementwise.silu_mul_fp8(gate_up[places])
-    assert torch.equal(moved8.view(torch.uint8), x8.view(torch.uint8)[places])
-    assert torch.equal(moved_scale, scale_M1[places])
+    rows8 = elementwise.silu_mul(gate_up, True)
+    expected = Rows8(rows8.values.view(torch.uint8)[places].view(torch.float8_e4m3fn), rows8.scales[places])
+    assert_fp8_equal(elementwise.silu_mul(gate_up[places], True), expected)
 
 
 @both

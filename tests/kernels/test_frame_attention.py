@@ -8,8 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from tests.kernels.close import some_product
+
 from hocket.kernels import frame_attention, reference
-from hocket.models.layers import pair_rope_tables
+from hocket.kernels.scaled import Scaled
+from hocket.models.layers import half_rope_tables, pair_rope_tables
 
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -66,6 +69,23 @@ def test_depth_keys_are_rounded_as_the_twin_rounds(device: torch.device) -> None
     assert torch.equal(keys, expected_keys)
 
 
+@both
+def test_depth_attention_of_a_product(dtype: torch.dtype, device: torch.device) -> None:
+    """A product of 8 bits is scaled as it is loaded: to the bits of scaling it first."""
+    rows, heads, size, position = 3, 2, 20, 2
+    tables = pair_rope_tables(torch.arange(4, device=device), size, 10000.0, dtype)
+    keys, values = (_some((rows, heads, 4, size), dtype, device, seed) for seed in (0, 1))
+    plain_keys, plain_values = keys.clone(), values.clone()
+    qkv = some_product((rows, 3 * heads * size), dtype, device, bias=True, seed=2)
+    turn = (tables.cos[position], tables.sin[position])
+    out_BE = frame_attention.depth_attention(qkv, *turn, keys, values, position)
+    plain_BE = frame_attention.depth_attention(qkv.plain(), *turn, plain_keys, plain_values, position)
+    assert torch.equal(out_BE, plain_BE)
+    assert torch.equal(keys, plain_keys)
+    assert torch.equal(values, plain_values)
+    assert_near(out_BE, reference.depth_attention(qkv, *turn, keys, values, position))
+
+
 def test_depth_rows_that_lie_apart(device: torch.device) -> None:
     """Queries as a slice of wider rows, a cache whose positions are its outer dimension, rows in another order."""
     rows, heads, size, position = 5, 2, 12, 3
@@ -86,35 +106,77 @@ def test_depth_rows_that_lie_apart(device: torch.device) -> None:
     assert torch.equal(shuffled_keys, keys[order_B])
 
 
+def _frame(
+    rows: int, heads: int, groups: int, size: int, positions: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor, Tensor]:
+    """What all positions of a frame share: weights, eps, tables, and a cache that nothing has been written to."""
+    tables = half_rope_tables(torch.arange(positions, device=device), size, 1e6, dtype)
+    q_weight, k_weight = (1 + 0.2 * _some((size,), dtype, device, seed) for seed in (7, 8))
+    keys, values = (_nans((rows, positions, groups, size), dtype, device) for _ in range(2))
+    return q_weight, k_weight, 1e-6, tables.cos, tables.sin, keys, values
+
+
 @both
 @pytest.mark.parametrize(
-    ("heads", "groups", "size", "positions"), [(4, 2, 8, 6), (16, 8, 128, 17), (3, 3, 10, 32), (4, 1, 20, 4)]
+    ("heads", "groups", "size", "positions"), [(4, 2, 8, 6), (16, 8, 128, 17), (3, 3, 10, 32), (6, 2, 20, 4)]
 )
+@pytest.mark.parametrize("first", [1, 2, 3])
 def test_frame_attention(
-    heads: int, groups: int, size: int, positions: int, dtype: torch.dtype, device: torch.device
+    heads: int, groups: int, size: int, positions: int, first: int, dtype: torch.dtype, device: torch.device
 ) -> None:
+    """Position after position: the twin's outputs on the twin's cache, and the same cache."""
     rows = 2
-    for start, tokens in ((0, 1), (0, 2), (0, 4), (2, 1), (positions - 1, 1)):
-        keys, values = (_nans((rows, positions, groups, size), dtype, device) for _ in range(2))
-        seen = start + tokens
-        keys[:, :seen] = _some((rows, seen, groups, size), dtype, device, seen)
-        values[:, :seen] = _some((rows, seen, groups, size), dtype, device, seen + 100)
-        q_BTHK = _some((rows, tokens, heads, size), dtype, device, seen + 200)
-        expected_BTHK = reference.frame_attention(q_BTHK, keys, values, start)
-        actual_BTHK = frame_attention.frame_attention(q_BTHK, keys, values, start)
-        assert actual_BTHK.shape == expected_BTHK.shape
-        assert_near(actual_BTHK, expected_BTHK)
+    *shared, expected_keys, expected_values = _frame(rows, heads, groups, size, positions, dtype, device)
+    keys, values = expected_keys.clone(), expected_values.clone()
+    starts = [0, *range(first, min(positions, first + 3)), *([positions - 1] if positions > first + 3 else [])]
+    for start in starts:
+        tokens = first if start == 0 else 1
+        if start == positions - 1:
+            for cache, expected in ((keys, expected_keys), (values, expected_values)):
+                cache[:, :start] = expected[:, :start] = _some((rows, start, groups, size), dtype, device, start)
+        qkv_BTE = 3 * _some((rows, tokens, (heads + 2 * groups) * size), dtype, device, start)
+        expected_BTE = reference.frame_attention(qkv_BTE, *shared, expected_keys, expected_values, start)
+        actual_BTE = frame_attention.frame_attention(qkv_BTE, *shared, keys, values, start)
+        end = start + tokens
+        assert actual_BTE.shape == expected_BTE.shape
+        assert_near(actual_BTE, expected_BTE)
+        assert_near(keys[:, :end], expected_keys[:, :end])
+        assert torch.equal(values[:, :end], expected_values[:, :end])
+        assert keys[:, end:].isnan().all()
+        assert values[:, end:].isnan().all()
+
+
+def test_frame_keys_are_rounded_as_the_twin_rounds(device: torch.device) -> None:
+    """The norm, its weight, both products and their sum each to bfloat16."""
+    *shared, expected_keys, expected_values = _frame(3, 2, 2, 64, 2, torch.bfloat16, device)
+    keys, values = expected_keys.clone(), expected_values.clone()
+    qkv_BTE = _some((3, 2, 6 * 64), torch.bfloat16, device, 0)
+    reference.frame_attention(qkv_BTE, *shared, expected_keys, expected_values, 0)
+    frame_attention.frame_attention(qkv_BTE, *shared, keys, values, 0)
+    assert (keys != expected_keys).float().mean() < 0.01  # sums of squares run in another order
+    assert torch.equal(values, expected_values)
+
+
+def test_frame_attention_of_a_product_that_is_not_scaled_yet(device: torch.device) -> None:
+    *shared, keys, values = _frame(2, 4, 2, 16, 3, torch.bfloat16, device)
+    product_BTE = 50 * _some((2, 2, 8 * 16), torch.bfloat16, device, 0)
+    rows_BT1, columns_E = (_some(shape, torch.float32, device, 1).abs() / 7 for shape in ((2, 2, 1), (8 * 16,)))
+    for bias_E in (None, _some((8 * 16,), torch.bfloat16, device, 2)):
+        scaled = Scaled(product_BTE, rows_BT1, columns_E, bias_E)
+        out_BTE = frame_attention.frame_attention(scaled, *shared, keys, values, 0)
+        assert torch.equal(out_BTE, frame_attention.frame_attention(scaled.plain(), *shared, keys, values, 0))
 
 
 def test_frame_rows_keep_their_bits(device: torch.device) -> None:
     rows, heads, groups, size = 6, 4, 2, 24
-    keys, values = (_some((rows, 9, groups, size), torch.bfloat16, device, seed) for seed in (0, 1))
-    wide_BTE = _some((rows, 1, (heads + 2) * size), torch.bfloat16, device, 2)
-    q_BTHK = torch.unflatten(wide_BTE[..., size:-size], -1, (heads, size))
+    *shared, keys, values = _frame(rows, heads, groups, size, 9, torch.bfloat16, device)
+    keys[:, :7], values[:, :7] = (_some((rows, 7, groups, size), torch.bfloat16, device, seed) for seed in (0, 1))
+    qkv_BTE = _some((rows, 1, (heads + 2 * groups) * size), torch.bfloat16, device, 2)
     order_B = torch.tensor([3, 5, 1], device=device)
-    out_BTHK = frame_attention.frame_attention(q_BTHK, keys, values, 7)
-    shuffled_BTHK = frame_attention.frame_attention(q_BTHK[order_B], keys[order_B], values[order_B], 7)
-    assert torch.equal(shuffled_BTHK, out_BTHK[order_B])
+    shuffled = (keys[order_B], values[order_B])
+    out_BTE = frame_attention.frame_attention(qkv_BTE, *shared, keys, values, 7)
+    shuffled_BTE = frame_attention.frame_attention(qkv_BTE[order_B], *shared, *shuffled, 7)
+    assert torch.equal(shuffled_BTE, out_BTE[order_B])
 
 
 def test_positions_outside_the_cache_are_refused(device: torch.device) -> None:
@@ -122,7 +184,10 @@ def test_positions_outside_the_cache_are_refused(device: torch.device) -> None:
     turn = torch.zeros(8, device=device)
     with pytest.raises(ValueError, match="position 4 is not in a cache of 4"):
         frame_attention.depth_attention(torch.zeros(1, 48, device=device), turn, turn, cache, cache.clone(), 4)
-    with pytest.raises(ValueError, match="positions 1 to 2 are not in a cache of 2"):
-        frame_attention.frame_attention(torch.zeros(1, 2, 4, 8, device=device), cache, cache.clone(), 1)
-    with pytest.raises(ValueError, match="laid out alike"):
-        frame_attention.frame_attention(torch.zeros(1, 1, 4, 8, device=device), cache, cache.transpose(1, 2), 0)
+    for tokens, start, keys, values, refusal in (
+        (2, 1, cache, cache.clone(), "positions 1 to 2 are not in a cache of 2"),
+        (1, 0, cache, cache.transpose(1, 2), "laid out alike"),
+    ):
+        qkv_BTE, weight = torch.zeros(1, tokens, 12 * 8, device=device), torch.ones(8, device=device)
+        with pytest.raises(ValueError, match=refusal):
+            frame_attention.frame_attention(qkv_BTE, weight, weight, 1e-6, turn, turn, keys, values, start)

@@ -6,17 +6,19 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import assert_close, assert_fp8_close
+from tests.kernels.close import assert_close, assert_fp8_close, assert_fp8_equal, some_product
 
 from hocket.kernels import norms, reference
+from hocket.kernels.scaled import Rows8
 
 EPS = 1e-5
-#: Rows that share a program, a row that fills its block, one that does not, and one of several warps' elements.
-SHAPES = [(1, 1), (7, 12), (2, 3, 64), (5, 300), (3, 2, 1280)]
+#: Rows that share a program, several programs of such, rows that fill their pieces or do not, one of two warps.
+SHAPES = [(1, 1), (7, 12), (150, 16), (2, 3, 64), (5, 300), (3, 2, 1280)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 both = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -30,37 +32,33 @@ def _some(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed
 
 @both
 @shapes
-def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    x, weight_D = _some(shape, dtype, device, 0), _some(shape[-1:], dtype, device, 1)
-    assert_close(norms.rms_norm(x, weight_D, EPS), reference.rms_norm(x, weight_D, EPS))
-
-
-@both
-@shapes
-def test_add_rms_norm(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    x, delta, weight_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, shape, shape[-1:])))
+@pytest.mark.parametrize("has_delta", [True, False], ids=["delta", "alone"])
+def test_add_rms_norm(shape: tuple[int, ...], has_delta: bool, dtype: torch.dtype, device: torch.device) -> None:
+    x, some, weight_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, shape, shape[-1:])))
+    delta = some if has_delta else None
     total, normed = norms.add_rms_norm(x, delta, weight_D, EPS)
     expected_total, expected = reference.add_rms_norm(x, delta, weight_D, EPS)
     assert torch.equal(total, expected_total)
     assert_close(normed, expected)
+    total, normed8 = norms.add_rms_norm(x, delta, weight_D, EPS, True)
+    assert torch.equal(total, expected_total)
+    assert_fp8_close(normed8, reference.add_rms_norm(x, delta, weight_D, EPS, True)[1])
 
 
 @both
 @shapes
-def test_layer_norm(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    x, weight_D, bias_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, shape[-1:], shape[-1:])))
-    assert_close(norms.layer_norm(x, weight_D, bias_D, EPS), reference.layer_norm(x, weight_D, bias_D, EPS))
-
-
-@both
-@shapes
-def test_add_layer_norm(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("has_delta", [True, False], ids=["delta", "alone"])
+def test_add_layer_norm(shape: tuple[int, ...], has_delta: bool, dtype: torch.dtype, device: torch.device) -> None:
     width = shape[-1:]
-    x, delta, weight_D, bias_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, shape, width, width)))
+    x, some, weight_D, bias_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, shape, width, width)))
+    delta = some if has_delta else None
     total, normed = norms.add_layer_norm(x, delta, weight_D, bias_D, EPS)
     expected_total, expected = reference.add_layer_norm(x, delta, weight_D, bias_D, EPS)
     assert torch.equal(total, expected_total)
     assert_close(normed, expected)
+    total, normed8 = norms.add_layer_norm(x, delta, weight_D, bias_D, EPS, True)
+    assert torch.equal(total, expected_total)
+    assert_fp8_close(normed8, reference.add_layer_norm(x, delta, weight_D, bias_D, EPS, True)[1])
 
 
 @both
@@ -80,14 +78,54 @@ def test_layer_norm_of_a_float32_stream(shape: tuple[int, ...], dtype: torch.dty
     assert_close(
         norms.layer_norm_to(x, weight_D, bias_D, EPS, dtype), reference.layer_norm_to(x, weight_D, bias_D, EPS, dtype)
     )
+    for found, twin in zip(
+        norms.scaled_add_layer_norm(x, delta, scale_D, weight_D, bias_D, EPS, True),
+        reference.scaled_add_layer_norm(x, delta, scale_D, weight_D, bias_D, EPS, True),
+        strict=True,
+    ):
+        if isinstance(found, Rows8):
+            assert_fp8_close(found, twin)
+        else:
+            assert torch.equal(found, expected_total)
+    assert_fp8_close(
+        norms.layer_norm_to(x, weight_D, bias_D, EPS, dtype, True),
+        reference.layer_norm_to(x, weight_D, bias_D, EPS, dtype, True),
+    )
+
+
+@both
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize("shape", [(7, 12), (2, 3, 64), (5, 300)], ids=str)
+def test_a_product_is_scaled_as_it_is_added(
+    shape: tuple[int, ...], has_bias: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """To the bits of scaling it first."""
+    width = shape[-1:]
+    delta = some_product(shape, dtype, device, bias=has_bias, seed=0)
+    x, weight_D, bias_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, width, width)))
+    stream, scale_D = _some(shape, torch.float32, device, 3), _some(width, torch.float32, device, 4)
+    for add, first, rest in (
+        (norms.add_rms_norm, x, (weight_D, EPS)),
+        (norms.add_layer_norm, x, (weight_D, bias_D, EPS)),
+        (norms.scaled_add_layer_norm, stream, (scale_D, weight_D.float(), bias_D.float(), EPS)),
+    ):
+        for found, twin in zip(add(first, delta, *rest), add(first, delta.plain(), *rest), strict=True):
+            assert torch.equal(found, twin)
+        found8, twin8 = add(first, delta, *rest, True)[1], add(first, delta.plain(), *rest, True)[1]
+        if dtype == torch.bfloat16:
+            assert_fp8_equal(found8, twin8)
+        else:  # rows of both are dealt out to threads differently where they do not begin at multiples of 16 bytes
+            torch.testing.assert_close(found8.scales, twin8.scales, rtol=1e-6, atol=0.0)
+    assert torch.equal(norms.scaled_add(stream, delta, scale_D), norms.scaled_add(stream, delta.plain(), scale_D))
 
 
 def test_a_large_mean_does_not_cancel(device: torch.device) -> None:
     """The mean of squares minus the squared mean would be all noise here."""
     x = 1000.0 + _some((3, 96), torch.float32, device, 0)
     weight_D, bias_D = torch.ones(96, device=device), torch.zeros(96, device=device)
-    expected = reference.layer_norm(x.double(), weight_D.double(), bias_D.double(), EPS).float()
-    torch.testing.assert_close(norms.layer_norm(x, weight_D, bias_D, EPS), expected, rtol=1e-3, atol=1e-3)
+    expected = F.layer_norm(x.double(), (96,), weight_D.double(), bias_D.double(), EPS).float()
+    normed = norms.layer_norm_to(x, weight_D, bias_D, EPS, torch.float32)
+    torch.testing.assert_close(normed, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_may_lie_apart(device: torch.device) -> None:
@@ -95,9 +133,10 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
     x, delta, weight_D = wide[:, 0], wide[:, 1], _some((40,), torch.float32, device, 1)
     total, normed = norms.add_rms_norm(x, delta, weight_D, EPS)
     assert torch.equal(total, x + delta)
-    assert_close(normed, reference.rms_norm(x + delta, weight_D, EPS))
+    assert_close(normed, reference.add_rms_norm(x + delta, None, weight_D, EPS)[1])
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # of the interpreter
 @both
 @pytest.mark.parametrize("width", [24, 700])
 def test_a_row_keeps_its_bits_wherever_it_is(width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -106,28 +145,18 @@ def test_a_row_keeps_its_bits_wherever_it_is(width: int, dtype: torch.dtype, dev
     among_nan = torch.full_like(x, float("nan"))
     among_nan[:1] = x[:1]
     for norm in (
-        partial(norms.rms_norm, weight_D=weight_D, eps=EPS),
-        partial(norms.layer_norm, weight_D=weight_D, bias_D=bias_D, eps=EPS),
+        partial(norms.add_rms_norm, weight_D=weight_D, eps=EPS),
+        partial(norms.add_layer_norm, weight_D=weight_D, bias_D=bias_D, eps=EPS),
     ):
-        normed = norm(x)
-        assert torch.equal(norm(x[places]), normed[places])
-        assert torch.equal(norm(x[:1]), normed[:1])
-        assert torch.equal(norm(among_nan)[:1], normed[:1])
-
-
-@both
-@shapes
-def test_fp8(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    x, delta, weight_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, shape, shape[-1:])))
-    normed8, scale = norms.rms_norm_fp8(x, weight_D, EPS)
-    assert_fp8_close(normed8, scale, *reference.rms_norm_fp8(x, weight_D, EPS))
-
-    total, normed8, scale = norms.add_rms_norm_fp8(x, delta, weight_D, EPS)
-    expected_total, *expected = reference.add_rms_norm_fp8(x, delta, weight_D, EPS)
-    assert torch.equal(total, expected_total)
-    assert_fp8_close(normed8, scale, *expected)
+        normed = norm(x, None)[1]
+        assert torch.equal(norm(x[places], None)[1], normed[places])
+        assert torch.equal(norm(x[:1], None)[1], normed[:1])
+        assert torch.equal(norm(among_nan, None)[1][:1], normed[:1])
+        normed8 = norm(x, None, to_fp8=True)[1]
+        alone8 = norm(among_nan, None, to_fp8=True)[1]
+        assert_fp8_equal(Rows8(alone8.values[:1], alone8.scales[:1]), Rows8(normed8.values[:1], normed8.scales[:1]))
 
 
 def test_no_rows(device: torch.device) -> None:
     x, weight_D = torch.empty(0, 8, device=device), torch.ones(8, device=device)
-    assert norms.rms_norm(x, weight_D, EPS).shape == (0, 8)
+    assert norms.add_rms_norm(x, None, weight_D, EPS)[1].shape == (0, 8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -24,6 +24,8 @@ class Case:
     table_BP: Tensor
     starts_B: Tensor
     counts_B: Tensor
+    #: Of float8 keys and values.
+    scales_NGR2: Tensor | None = None
 
     def run(self, order: list[int] | None = None) -> Tensor:
         """The kernel's output, of these entries in this order."""
@@ -35,12 +37,28 @@ class Case:
             self.table_BP[chosen],
             self.starts_B[chosen].contiguous(),
             self.counts_B[chosen].contiguous(),
+            self.scales_NGR2,
         )
 
     def plain(self) -> Tensor:
         return reference.paged_attention(
-            self.q_BTHK, self.keys_NRGK, self.values_NRGK, self.table_BP, self.starts_B, self.counts_B
+            self.q_BTHK,
+            self.keys_NRGK,
+            self.values_NRGK,
+            self.table_BP,
+            self.starts_B,
+            self.counts_B,
+            self.scales_NGR2,
         )
+
+    def in_fp8(self) -> Case:
+        """The same with float8 keys and values; what nobody wrote is NaN here, too."""
+        (keys, key_scales), (values, value_scales) = (
+            reference.quantize_heads(pages_NRGK) for pages_NRGK in (self.keys_NRGK, self.values_NRGK)
+        )
+        is_written = self.keys_NRGK.isfinite().all(-1)[..., None]
+        scales = torch.stack((key_scales, value_scales), -1).where(is_written, torch.nan)
+        return replace(self, keys_NRGK=keys, values_NRGK=values, scales_NGR2=scales.transpose(1, 2).contiguous())
 
     def check(self, out_BTHK: Tensor) -> None:
         expected_BTHK = self.plain()
@@ -81,8 +99,9 @@ def make_case(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "groups", "size", "page_rows"), [(4, 4, 8, 4), (4, 2, 24, 16), (8, 2, 9, 32), (3, 1, 128, 32)]
+    ("heads", "groups", "size", "page_rows"), [(4, 4, 8, 4), (4, 2, 24, 16), (8, 2, 10, 32), (3, 1, 128, 32)]
 )
 @pytest.mark.parametrize(
     ("rows", "starts", "counts"),
@@ -99,6 +118,7 @@ def test_agrees_with_the_twin(
     groups: int,
     size: int,
     page_rows: int,
+    is_fp8: bool,
     rows: int,
     starts: list[int],
     counts: list[int],
@@ -106,7 +126,50 @@ def test_agrees_with_the_twin(
     case = make_case(
         device, starts, counts, rows=rows, heads=heads, groups=groups, size=size, page_rows=page_rows, dtype=dtype
     )
+    case = case.in_fp8() if is_fp8 else case
     case.check(case.run())
+
+
+def test_heads_of_odd_sizes(device: torch.device) -> None:
+    case = make_case(device, [0, 63, 30], [1, 1, 0], heads=8, size=9)
+    case.check(case.run())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float8_scores_and_values_of_any_size(device: torch.device, dtype: torch.dtype) -> None:
+    """Heads 2^40 times as large as others, and zeros: the kernel multiplies in float16, which does not reach so far."""
+    case = make_case(device, [200, 70, 5], [1, 1, 1], dtype=dtype)
+    powers = torch.logspace(-20, 20, case.values_NRGK.shape[1], 2.0, device=device)[:, None, None]
+    case.values_NRGK = (case.values_NRGK * powers).to(dtype)
+    case.values_NRGK[:, 3] = 0.0
+    case.keys_NRGK = case.keys_NRGK * 1e3
+    case.q_BTHK *= 1e4
+    case = case.in_fp8()
+    out, expected = case.run(), case.plain()
+    torch.testing.assert_close(
+        out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * float(expected.abs().max())
+    )
+
+
+def test_float8_costs_what_its_mantissas_leave_out(device: torch.device) -> None:
+    """A mantissa of 3 bits is off by up to 1/16 of itself, evenly spread: by 1/16/sqrt(3) rms at most. A value's error
+    reaches the output as it is; a key's moves a score of about 1, and so its weight, by as much; their squares add up.
+    """
+    case = make_case(device, [250] * 8, [1] * 8, heads=16, size=128, dtype=torch.float32)
+    exact, eighth = case.run(), case.in_fp8().run()
+    error = float((eighth - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+    assert 0.005 < error < 0.0625 * 3**-0.5 * 2**0.5
+
+
+def test_float8_scales_are_the_smallest_powers_of_two(device: torch.device) -> None:
+    largest = torch.tensor([448.0, 448.5, 224.0, 3.0e38, 2.0**-20, 0.0, 1.75, 1.76], device=device)
+    x8, scale = reference.quantize_heads(
+        largest[:, None, None].expand(-1, 1, 6) * torch.tensor([1, -1, 0.5, 0, 1, 1e-9], device=device)
+    )
+    wanted = torch.tensor([1.0, 2.0, 0.5, 2.0**120, 2.0**-28, 2.0**-32, 2.0**-8, 2.0**-7], device=device)
+    assert torch.equal(scale[:, 0].float(), wanted)
+    assert (x8[:, 0, 0].float() * wanted - largest).abs().div(largest.clamp(min=1e-30)).max() <= 2**-4
+    assert (x8[:5, 0, 0].float() >= 224).all()
 
 
 def test_integers_may_be_int32_and_the_table_part_of_a_wider_one(device: torch.device) -> None:
@@ -125,11 +188,13 @@ def test_pages_behind_a_sequence_are_never_read(device: torch.device) -> None:
     assert torch.equal(case.run(), expected)
 
 
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_split_context_gives_what_a_whole_one_does(
-    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, dtype: torch.dtype, is_fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = make_case(device, [0, 126, 127, 128, 300, 9], [1, 1, 1, 1, 1, 0], groups=1, dtype=dtype)
+    case = case.in_fp8() if is_fp8 else case
     assert kernels._splits(6, case.table_BP.shape[1] * 16) == 4
     split = case.run()
     case.check(split)
@@ -148,19 +213,25 @@ def test_splits_fill_the_device_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("rows", "starts", "counts"), [(1, [0, 290, 64, 141], [1, 1, 1, 1]), (7, [0, 3, 60, 90], [7, 1, 6, 0])]
 )
+@pytest.mark.parametrize("is_fp8", [False, True])
 def test_neither_place_nor_company_changes_a_bit(
-    device: torch.device, rows: int, starts: list[int], counts: list[int]
+    device: torch.device, rows: int, starts: list[int], counts: list[int], is_fp8: bool
 ) -> None:
     case = make_case(device, starts, counts, rows=rows, dtype=torch.bfloat16)
+    case = case.in_fp8() if is_fp8 else case
     out = case.run()
     order = [2, 0, 3, 1]
     assert torch.equal(case.run(order), out[order])
     assert torch.equal(case.run([1, 1, 1, 1]), out[[1, 1, 1, 1]])
 
 
+@pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pieces_of_a_sequence_give_the_bits_of_the_whole(device: torch.device, dtype: torch.dtype) -> None:
+def test_pieces_of_a_sequence_give_the_bits_of_the_whole(
+    device: torch.device, dtype: torch.dtype, is_fp8: bool
+) -> None:
     whole = make_case(device, [0], [75], rows=80, dtype=dtype)
+    whole = whole.in_fp8() if is_fp8 else whole
     out_THK = whole.run()[0]
     pieces = Case(
         whole.q_BTHK.view(4, 20, *whole.q_BTHK.shape[2:]),
@@ -169,6 +240,7 @@ def test_pieces_of_a_sequence_give_the_bits_of_the_whole(device: torch.device, d
         whole.table_BP.repeat(4, 1),
         torch.tensor([0, 20, 40, 60], device=device),
         torch.tensor([20, 20, 20, 15], device=device),
+        whole.scales_NGR2,
     )
     whole.check(out_THK[None])
     assert kernels._blocks(dtype, 160) == kernels._blocks(dtype, 40)  # queries of the whole and of a piece

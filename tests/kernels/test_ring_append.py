@@ -1,8 +1,6 @@
-"""Rotation and append to rings against the plain twins: what is returned, written, and left alone."""
+"""Rotations and the append to rings against the plain twins: what is written, and what is left alone."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -10,95 +8,125 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import assert_close
+from tests.kernels.close import assert_close, some_product
 
-from hocket.kernels import reference, ring_append
+from hocket.kernels import reference_rings, ring_append
+from hocket.kernels.chunks import Chunks
+from hocket.kernels.scaled import Scaled
+from hocket.models.moss_codec.transformer import Rotations
 
 DTYPES = [torch.float32, torch.bfloat16]
 both = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+#: Ring, frames before, frames now, and where they begin: with a stream that has none, a gap, and padding at the end.
+STREAMS = [(4, 5, 3, 0), (0, 9, 0, 3), (1, 0, 2, 5), (2, 1234567, 1, 7)]
+PACK_FRAMES, RINGS = 10, 5
 
 
-def _some(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+def chunks_of(
+    device: torch.device, tokens_per_frame: int, streams: list[tuple[int, int, int, int]] = STREAMS
+) -> Chunks:
+    rows, starts, counts, firsts = (torch.tensor(numbers, device=device) for numbers in zip(*streams, strict=True))
+    return Chunks(rows, starts, counts, firsts, tokens_per_frame, 3)
+
+
+def of_streams(x: Tensor, tokens_per_frame: int) -> Tensor:
+    """The tokens that belong to a stream."""
+    return torch.cat([x[first * tokens_per_frame :][: count * tokens_per_frame] for _, _, count, first in STREAMS])
+
+
+def some_qkv(width: int, tokens: int, dtype: torch.dtype, device: torch.device, scaled: bool) -> Tensor | Scaled:
+    product = some_product((tokens, width), dtype, device, bias=scaled, seed=0)
+    return product if scaled else product.plain()
+
+
+@pytest.mark.parametrize(("tokens_per_frame", "size"), [(1, 2), (3, 8), (2, 20), (32, 64)])
+def test_pair_turns(tokens_per_frame: int, size: int, device: torch.device) -> None:
+    """As the twin has it, and the twin as rotations of whole sequences have it."""
+    chunks, tokens = chunks_of(device, tokens_per_frame), PACK_FRAMES * tokens_per_frame
+    arguments = chunks, tokens, size, 10000.0
+    expected = reference_rings.pair_turns(*arguments)
+    positions = torch.cat([(start + torch.arange(count)) for _, start, count, _ in STREAMS]).to(device)
+    token_positions = (positions[:, None] * tokens_per_frame + torch.arange(tokens_per_frame, device=device)).flatten()
+    angles = Rotations.of(token_positions[None], size, 10000.0).angles[0]
+    assert torch.equal(of_streams(expected, tokens_per_frame)[:, ::2], angles.cos())
+    assert torch.equal(of_streams(expected, tokens_per_frame)[:, 1::2], angles.sin())
+
+    actual = of_streams(ring_append.pair_turns(*arguments), tokens_per_frame)
+    # Frequencies differ by up to two roundings, which the position multiplies.
+    off = (actual - of_streams(expected, tokens_per_frame)).abs().unflatten(1, (-1, 2)).amax(-1)
+    assert (off <= 1e-6 + 3e-7 * angles).all()
+
+
+def test_turns_far_from_the_beginning(device: torch.device) -> None:
+    """Of the first pair, which turns by the position: whole turns are taken off exactly."""
+    starts = [2**20 + 1, 2**28 + 32, 2**40]
+    streams = [(row, start, 1, row) for row, start in enumerate(starts)]
+    turns_MK = ring_append.pair_turns(chunks_of(device, 1, streams), len(starts), 16, 10000.0).cpu().double()
+    angles = torch.tensor(starts).float().double()
+    torch.testing.assert_close(turns_MK[:, 0], angles.cos(), rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(turns_MK[:, 1], angles.sin(), rtol=0.0, atol=1e-6)
 
 
 @both
-@pytest.mark.parametrize("shared_tables", [False, True])
-@pytest.mark.parametrize(
-    ("batch", "tokens", "heads", "size"), [(1, 1, 1, 2), (3, 5, 2, 8), (2, 3, 3, 20), (2, 1, 12, 64)]
-)
-def test_rotate_append(
-    batch: int, tokens: int, heads: int, size: int, shared_tables: bool, dtype: torch.dtype, device: torch.device
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("tokens_per_frame", "heads", "size"), [(1, 1, 2), (4, 2, 8), (3, 3, 20), (2, 12, 64)])
+def test_append_rotated(
+    tokens_per_frame: int, heads: int, size: int, scaled: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    rings, capacity = 5, 7
-    qkv_BTE = _some((batch, tokens, 3 * heads * size), dtype, device, 0)
-    angles = 3.0 * _some((1 if shared_tables else batch, tokens, size // 2), torch.float32, device, 1)
-    rows_B = torch.tensor([4, 1, 2], device=device)[:batch]
-    starts_B = torch.tensor([5, 0, 1234567], device=device)[:batch]
-    shape = (rings, capacity, heads, size)
-    keys, values = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
-    expected_keys, expected_values = keys.clone(), values.clone()
-    shared = (qkv_BTE, angles.cos(), angles.sin(), rows_B, starts_B)
-
-    expected = reference.rotate_append(*shared, expected_keys, expected_values)
-    actual = ring_append.rotate_append(*shared, keys, values)
-    assert_close(actual, expected)
+    chunks, tokens = chunks_of(device, tokens_per_frame), PACK_FRAMES * tokens_per_frame
+    qkv = some_qkv(3 * heads * size, tokens, dtype, device, scaled)
+    # Turns of tokens of no stream are as memory has them.
+    turns_MK = torch.full((tokens, size), torch.nan, device=device)
+    for (_, _, count, first), twin in zip(
+        STREAMS, [reference_rings.pair_turns(chunks, tokens, size, 1e4)] * 4, strict=True
+    ):
+        own = slice(first * tokens_per_frame, (first + count) * tokens_per_frame)
+        turns_MK[own] = twin[own]
+    shape = (RINGS, 3 * tokens_per_frame + 1, heads, size)
+    (keys, values), (expected_keys, expected_values) = (
+        [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)
+    )
+    reference_rings.append_rotated(qkv, turns_MK, chunks, expected_keys, expected_values)
+    ring_append.append_rotated(qkv, turns_MK, chunks, keys, values)
     written = ~expected_keys.isnan()
-    assert int(written.sum()) == batch * tokens * heads * size
+    assert int(written.sum()) == 6 * tokens_per_frame * heads * size
     assert torch.equal(~keys.isnan(), written)
     assert_close(keys[written], expected_keys[written])
     assert torch.equal(values.nan_to_num(), expected_values.nan_to_num())
 
 
-@both
-@pytest.mark.parametrize(("tokens", "heads", "size"), [(1, 2, 8), (4, 3, 20), (2, 12, 64)])
-def test_rotate_append_packed(tokens: int, heads: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Streams of 3, 2 and 1 frames, one behind the other and with padding: as each stream on its own."""
-    chunks = [(4, 5, 3), (1, 0, 2), (2, 1234567, 1)]
-    rows = [row for row, _, count in chunks for _ in range(count)]
-    positions = [start + i for _, start, count in chunks for i in range(count)]
-    # Where padding says it is, real frames of row 0 would be; nothing may be written there.
-    frame_rows_F = torch.tensor([*rows, -1, -1], device=device)
-    frame_positions_F = torch.tensor([*positions, 0, 77], device=device)
-    shape = (5, 3 * tokens + 1, heads, size)
-    qkv_ME = _some((8 * tokens, 3 * heads * size), dtype, device, 0)
-    angles_MJ = 3.0 * _some((8 * tokens, size // 2), torch.float32, device, 1)
-    tables = (angles_MJ.cos(), angles_MJ.sin())
-
-    # In the twin of streams, in kernel and twin of packs.
-    expected_rings, rings, twin_rings = (
-        [torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2)] for _ in range(3)
-    )
-    expected, first = [], 0
-    for row, start, count in chunks:
-        chunk = slice(first * tokens, (first + count) * tokens)
-        row_1, start_1 = (torch.tensor([number], device=device) for number in (row, start * tokens))
-        inputs = (x[None, chunk] for x in (qkv_ME, *tables))
-        expected.append(reference.rotate_append(*inputs, row_1, start_1, *expected_rings)[0])
-        first += count
-    expected_MHK = torch.cat(expected)
-    shared = (qkv_ME, *tables, frame_rows_F, frame_positions_F)
-    for operation, (keys, values) in (
-        (ring_append.rotate_append_packed, rings),
-        (reference.rotate_append_packed, twin_rings),
-    ):
-        actual = operation(*shared, keys, values)
-        assert actual.shape == (8 * tokens, heads, size)
-        assert actual.isfinite().all()
-        assert_close(actual[: len(expected_MHK)], expected_MHK)
-        written = ~expected_rings[0].isnan()
-        assert torch.equal(~keys.isnan(), written)
-        assert_close(keys[written], expected_rings[0][written])
-        assert torch.equal(values.nan_to_num(), expected_rings[1].nan_to_num())
+def test_append_rotated_in_a_ring(device: torch.device) -> None:
+    """What the twin itself means: key of position p, turned by its angles, in slot p mod C."""
+    heads, size, capacity = 2, 4, 7
+    chunks = chunks_of(device, 1)
+    qkv_ME = some_qkv(3 * heads * size, PACK_FRAMES, torch.float32, device, scaled=False)
+    assert isinstance(qkv_ME, Tensor)
+    keys, values = torch.zeros(2, RINGS, capacity, heads, size, device=device)
+    turns_MK = reference_rings.pair_turns(chunks, PACK_FRAMES, size, 100.0)
+    reference_rings.append_rotated(qkv_ME, turns_MK, chunks, keys, values)
+    for row, start, count, first in STREAMS:
+        for place in range(count):
+            _, key, value = qkv_ME[first + place].cpu().view(3, heads, size // 2, 2)
+            angles = torch.tensor([start + place, (start + place) * 0.1])
+            turned = torch.view_as_complex(key.contiguous()) * torch.polar(torch.ones(2), angles)
+            slot = (start + place) % capacity
+            off = 1e-5 if start < 1000 else 1e-1
+            torch.testing.assert_close(keys[row, slot].cpu(), torch.view_as_real(turned).flatten(1), rtol=0.0, atol=off)
+            assert torch.equal(values[row, slot].cpu(), value.flatten(1))
 
 
-@pytest.mark.parametrize("module", [ring_append, reference])
-def test_a_pack_of_nothing_but_padding(module: Any, device: torch.device) -> None:
-    """Also of one frame alone, whose tables look like those that all chunks share."""
-    rings = torch.full((2, 3, 7, 2, 8), float("nan"), device=device)
+@pytest.mark.parametrize("module", [ring_append, reference_rings])
+def test_a_pack_of_nothing_but_padding(module: object, device: torch.device) -> None:
+    chunks = chunks_of(device, 2, [(row, 5, 0, 0) for row in range(3)])
+    rings = torch.full((2, 3, 7, 2, 8), torch.nan, device=device)
     for frames in (1, 3):
-        qkv_ME, angles_MJ = torch.ones(2 * frames, 48, device=device), torch.ones(2 * frames, 4, device=device)
-        rows_F = torch.full((frames,), -1, device=device)
-        q_MHK = module.rotate_append_packed(qkv_ME, angles_MJ, angles_MJ, rows_F, torch.zeros_like(rows_F), *rings)
-        assert q_MHK.isfinite().all()
+        qkv_ME = torch.ones(2 * frames, 48, device=device)
+        turns_MK = module.pair_turns(chunks, 2 * frames, 8, 1e4)  # type: ignore[attr-defined]
+        module.append_rotated(qkv_ME, turns_MK, chunks, *rings)  # type: ignore[attr-defined]
         assert rings.isnan().all()
+
+
+def test_streams_that_do_not_follow_one_another(device: torch.device) -> None:
+    chunks = chunks_of(device, 1, [(0, 0, 2, 0), (1, 0, 1, 1)])
+    with pytest.raises(ValueError, match="begins at frame 1, before the stream before it ends: at 2"):
+        reference_rings.pair_turns(chunks, 3, 4, 1e4)

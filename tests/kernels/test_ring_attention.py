@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from hocket.kernels import reference
-from hocket.kernels.ring_attention import ring_attention, ring_attention_packed
+from tests.kernels.close import some_product
 
+from hocket.kernels import reference_rings
+from hocket.kernels.chunks import Chunks
+from hocket.kernels.ring_attention import FLOAT_TILES, HALF_TILES, ring_attention, tile_of
+
+#: Queries with their rotations, where they belong, and rings.
+Arguments = tuple[Tensor, Tensor, Chunks, Tensor, Tensor]
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -49,13 +56,25 @@ class Streams:
         self.keys[self.rows_B[stream], slots] = self.k[stream, start:end]
         self.values[self.rows_B[stream], slots] = self.v[stream, start:end]
 
-    def arguments(
-        self, starts: list[int], tokens: int, order: list[int] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def arguments(self, starts: list[int], tokens: int, order: list[int] | None = None) -> Arguments:
+        """Of equally many tokens of each stream."""
         order = list(range(len(starts))) if order is None else order
         q_BTHK = torch.stack([self.q[stream, starts[stream] : starts[stream] + tokens] for stream in order])
         starts_B = torch.tensor([starts[stream] for stream in order], device=self.device)
-        return q_BTHK, self.keys, self.values, self.rows_B[order], starts_B
+        chunks = Chunks.even(self.rows_B[order], starts_B, tokens)
+        return *unturned(q_BTHK.flatten(0, 1)), chunks, self.keys, self.values
+
+
+def unturned(q_MHK: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries with keys and values beside them, which nobody may read there, and turns by nothing."""
+    q_MD = q_MHK.flatten(1)
+    turns_MK = torch.tensor([1.0, 0.0], device=q_MD.device).repeat(len(q_MD), q_MHK.shape[2] // 2)
+    return torch.cat((q_MD, torch.full_like(q_MD, torch.nan).repeat(1, 2)), 1), turns_MK
+
+
+def by_stream(out_MD: Tensor, streams: int) -> Tensor:
+    """[B, T, D]"""
+    return out_MD.unflatten(0, (streams, -1))
 
 
 def check(streams: Streams, starts: list[int], tokens: int, context: int) -> None:
@@ -63,7 +82,7 @@ def check(streams: Streams, starts: list[int], tokens: int, context: int) -> Non
     streams.hold(context - 1 + tokens, [start + tokens for start in starts])
     arguments = streams.arguments(starts, tokens)
     got = ring_attention(*arguments, context)
-    expected = reference.ring_attention(*arguments, context)
+    expected = reference_rings.ring_attention(*arguments, context)
     assert got.isfinite().all()
     tolerance = TOLERANCES[got.dtype]
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
@@ -104,10 +123,10 @@ def test_position_of_many_digits(device: torch.device) -> None:
     """Positions past 2 ** 31, at the same place in a ring and in a block of keys as small ones."""
     context, tokens, capacity = 9, 4, 16
     streams = Streams(device, ends=[100 + tokens], capacity=capacity)
-    q, keys, values, rows_B, starts_B = streams.arguments([100], tokens)
-    near = ring_attention(q, keys, values, rows_B, starts_B, context)
-    far = ring_attention(q, keys, values, rows_B, starts_B + 2**36, context)
-    assert torch.equal(near, far)
+    qkv, turns, chunks, *rings = streams.arguments([100], tokens)
+    near = ring_attention(qkv, turns, chunks, *rings, context)
+    far_chunks = replace(chunks, starts_S=chunks.starts_S + 2**36)
+    assert torch.equal(near, ring_attention(qkv, turns, far_chunks, *rings, context))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,7 +136,7 @@ def test_window_is_exact(device: torch.device, dtype: torch.dtype) -> None:
     streams = Streams(device, ends=[start + tokens], capacity=capacity, heads=1, size=32, dtype=dtype)
     streams.v[0, :, 0] = torch.eye(32, device=device, dtype=dtype)[torch.arange(start + tokens, device=device) % 32]
     streams.write(0, start + tokens - capacity, start + tokens)
-    seen_TC = ring_attention(*streams.arguments([start], tokens), context)[0, :, 0] > 0
+    seen_TC = ring_attention(*streams.arguments([start], tokens), context) > 0
     for token in range(tokens):
         expected = {position % 32 for position in range(start + token - context + 1, start + token + 1)}
         assert set(seen_TC[token].nonzero().flatten().tolist()) == expected
@@ -127,12 +146,13 @@ def test_window_is_exact(device: torch.device, dtype: torch.dtype) -> None:
 def test_order_of_rows_is_bitwise_free(device: torch.device, dtype: torch.dtype) -> None:
     context, tokens, starts = 11, 19, [0, 64, 3, 130]
     streams = Streams(device, ends=[start + tokens for start in starts], capacity=40, dtype=dtype)
-    together = ring_attention(*streams.arguments(starts, tokens), context)
+    together = by_stream(ring_attention(*streams.arguments(starts, tokens), context), 4)
     order = [2, 0, 3, 1]
-    assert torch.equal(ring_attention(*streams.arguments(starts, tokens, order), context), together[order])
+    moved = by_stream(ring_attention(*streams.arguments(starts, tokens, order), context), 4)
+    assert torch.equal(moved, together[order])
     for stream in order:
         alone = ring_attention(*streams.arguments(starts, tokens, [stream]), context)
-        assert torch.equal(alone[0], together[stream])
+        assert torch.equal(alone, together[stream])
 
 
 @pytest.mark.parametrize("chunks", [[96], [1] * 8 + [88], [5, 1, 31, 17, 42], [33, 63]])
@@ -150,7 +170,7 @@ def test_chunks_equal_the_whole(device: torch.device, chunks: list[int]) -> None
     whole = torch.nn.functional.scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in (streams.q, streams.k, streams.v)), attn_mask=(age >= 0) & (age < context)
     )
-    torch.testing.assert_close(torch.cat(outputs, 1), whole.transpose(1, 2), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(torch.cat(outputs), whole[0].transpose(0, 1).flatten(1), rtol=2e-5, atol=2e-5)
 
 
 def test_place_in_a_chunk_is_bitwise_free(device: torch.device) -> None:
@@ -158,20 +178,31 @@ def test_place_in_a_chunk_is_bitwise_free(device: torch.device) -> None:
     context, tokens, end = 70, 16, 200
     streams = Streams(device, ends=[end], capacity=context + 40)
     last = [
-        ring_attention(*streams.arguments([start], tokens), context)[0, 180 - start]
+        ring_attention(*streams.arguments([start], tokens), context)[180 - start]
         for start in range(180 - tokens + 1, 181)
     ]
     assert all(torch.equal(out, last[0]) for out in last)
 
 
-def test_queries_that_are_a_view(device: torch.device) -> None:
-    """Queries lie beside keys and values in one projection."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [None, False, True])
+def test_queries_are_turned_and_scaled(device: torch.device, dtype: torch.dtype, bias: bool | None) -> None:
+    """As they are loaded: bitwise as if they had been before."""
     context, tokens, starts = 7, 5, [2, 50]
-    streams = Streams(device, ends=[start + tokens for start in starts], capacity=16)
-    q_BTHK, *others = streams.arguments(starts, tokens)
-    view = torch.cat((q_BTHK, torch.full_like(q_BTHK, torch.nan)), 2)[:, :, :2]
-    assert not view.is_contiguous()
-    assert torch.equal(ring_attention(view, *others, context), ring_attention(q_BTHK, *others, context))
+    streams = Streams(device, ends=[start + tokens for start in starts], capacity=16, dtype=dtype)
+    _, _, chunks, *rings = streams.arguments(starts, tokens)
+    scaled = some_product((2 * tokens, 3 * 32), dtype, device, bias=bool(bias), seed=1)
+    qkv = scaled.plain() if bias is None else scaled
+    turns_MK = reference_rings.pair_turns(chunks, 2 * tokens, 16, 1e4)
+    got = ring_attention(qkv, turns_MK, chunks, *rings, context)
+    expected = reference_rings.ring_attention(qkv, turns_MK, chunks, *rings, context)
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    pairs = scaled.plain()[:, :32].float().view(-1, 2, 8, 2)
+    cos, sin = turns_MK.view(-1, 1, 8, 2).unbind(-1)
+    even, odd = pairs.unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(2).to(dtype)
+    assert torch.equal(got, ring_attention(*unturned(turned), chunks, *rings, context))
 
 
 def test_rings_too_small(device: torch.device) -> None:
@@ -201,87 +232,82 @@ def packed_streams(device: torch.device, dtype: torch.dtype, heads: int = 2, siz
     return streams
 
 
-def attend_packed(streams: Streams, order: list[int], padding_frames: int) -> tuple[Tensor, dict[int, slice]]:
-    """Outputs and where each stream's are; padding behind the last, whose queries are NaN."""
+def pack(
+    streams: Streams, order: list[int], gap_frames: int, padding_frames: int
+) -> tuple[Arguments, dict[int, slice]]:
+    """Arguments, and where each stream's tokens are; behind the first stream and the last is padding, which is NaN."""
     firsts, queries, places, first = [], [], {}, 0
+    padding = torch.full_like(streams.q[0, :TOKENS_PER_FRAME], torch.nan)
     for stream in order:
         start, tokens = STARTS[stream] * TOKENS_PER_FRAME, COUNTS[stream] * TOKENS_PER_FRAME
-        queries.append(streams.q[stream, start : start + tokens])
+        frames_behind = gap_frames if stream == order[0] else padding_frames if stream == order[-1] else 0
+        queries += [streams.q[stream, start : start + tokens], *[padding] * frames_behind]
         firsts.append(first)
         places[stream] = slice(first * TOKENS_PER_FRAME, first * TOKENS_PER_FRAME + tokens)
-        first += COUNTS[stream]
-    queries.append(torch.full_like(streams.q[0, : padding_frames * TOKENS_PER_FRAME], torch.nan))
+        first += COUNTS[stream] + frames_behind
     numbers = ([numbers[stream] for stream in order] for numbers in (STARTS, COUNTS))
     starts_S, counts_S, firsts_S = (torch.tensor(x, device=streams.device) for x in (*numbers, firsts))
-    out_MHK = ring_attention_packed(
-        torch.cat(queries),
-        streams.keys,
-        streams.values,
-        streams.rows_B[order],
-        starts_S,
-        counts_S,
-        firsts_S,
-        TOKENS_PER_FRAME,
-        MAX_FRAMES,
-        CONTEXT,
-    )
-    return out_MHK, places
+    chunks = Chunks(streams.rows_B[order], starts_S, counts_S, firsts_S, TOKENS_PER_FRAME, MAX_FRAMES)
+    return (*unturned(torch.cat(queries)), chunks, streams.keys, streams.values), places
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (1, 24)])
-def test_packed_streams_are_each_as_alone(device: torch.device, dtype: torch.dtype, heads: int, size: int) -> None:
-    """Bitwise as in a batch of their own, which has a tile as large; and near the twin, which has a stream a time."""
+@pytest.mark.parametrize(("gap_frames", "padding_frames"), [(0, 0), (2, 30)])
+def test_packed_streams_are_each_as_alone(
+    device: torch.device, dtype: torch.dtype, heads: int, size: int, gap_frames: int, padding_frames: int
+) -> None:
+    """Bitwise as in a batch of their own, which has a tile as large; the twin agrees, and has them as alone, too."""
     streams = packed_streams(device, dtype, heads, size)
-    out_MHK, places = attend_packed(streams, [0, 1, 2, 3, 4, 5], padding_frames=2)
-    assert out_MHK.isfinite().all()
+    arguments, places = pack(streams, [0, 1, 2, 3, 4, 5], gap_frames, padding_frames)
+    out_MD = ring_attention(*arguments, CONTEXT)
+    expected_MD = reference_rings.ring_attention(*arguments, CONTEXT)
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(out_MD, expected_MD, rtol=tolerance, atol=tolerance)
+    padding = torch.ones(len(out_MD), dtype=torch.bool)
     for stream, place in places.items():
+        padding[place] = False
         start, tokens = STARTS[stream] * TOKENS_PER_FRAME, COUNTS[stream] * TOKENS_PER_FRAME
         if tokens:
-            arguments = streams.arguments([start] * len(STARTS), tokens, [stream])
-            expected = reference.ring_attention(*arguments, CONTEXT)[0]
-            tolerance = TOLERANCES[dtype]
-            torch.testing.assert_close(out_MHK[place], expected, rtol=tolerance, atol=tolerance)
-            # A tile of as many queries: rows of it that do not exist change nothing.
-            if tokens > 32:
-                assert torch.equal(out_MHK[place], ring_attention(*arguments, CONTEXT)[0])
+            alone = streams.arguments([start] * len(STARTS), tokens, [stream])
+            assert torch.equal(expected_MD[place], reference_rings.ring_attention(*alone, CONTEXT))
+            if tile_of(tokens, dtype) == tile_of(MAX_FRAMES * TOKENS_PER_FRAME, dtype):
+                assert torch.equal(out_MD[place], ring_attention(*alone, CONTEXT))
+    assert int(padding.sum()) == (gap_frames + padding_frames) * TOKENS_PER_FRAME
+    assert (out_MD[padding.to(device)] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_place_in_a_pack_is_bitwise_free(device: torch.device, dtype: torch.dtype) -> None:
+    """Among packs that have room for as many tokens of a stream, and so the same tiles."""
     streams = packed_streams(device, dtype)
-    out_MHK, places = attend_packed(streams, [0, 1, 2, 3, 4, 5], padding_frames=0)
-    for order in ([4, 5, 2, 1, 3, 0], [3], [4, 2]):
-        moved_MHK, moved = attend_packed(streams, order, padding_frames=1)
+    arguments, places = pack(streams, [0, 1, 2, 3, 4, 5], 0, 0)
+    out_MD = ring_attention(*arguments, CONTEXT)
+    for order in ([4, 5, 2, 1, 3, 0], [3, 2], [4, 2]):
+        moved_arguments, moved = pack(streams, order, 1, MAX_FRAMES)
+        moved_MD = ring_attention(*moved_arguments, CONTEXT)
         for stream in order:
-            assert torch.equal(moved_MHK[moved[stream]], out_MHK[places[stream]])
+            assert torch.equal(moved_MD[moved[stream]], out_MD[places[stream]])
 
 
-def test_packed_twin(device: torch.device) -> None:
-    """Kernel and twin take the same arguments, in the same order."""
-    streams = packed_streams(device, torch.float32)
-    seen = torch.cat([streams.q[s, STARTS[s] * 6 : (STARTS[s] + COUNTS[s]) * 6] for s in range(len(STARTS))])
-    counts_S = torch.tensor(COUNTS, device=device)
-    arguments = (
-        seen,
-        streams.keys,
-        streams.values,
-        streams.rows_B,
-        torch.tensor(STARTS, device=device),
-        counts_S,
-        counts_S.cumsum(0) - counts_S,
-        TOKENS_PER_FRAME,
-        MAX_FRAMES,
-        CONTEXT,
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", range(4))
+def test_every_tile(device: torch.device, dtype: torch.dtype, number: int) -> None:
+    """Chunks that fill a tile of each shape but for a token, and more than one of the largest."""
+    tiles = HALF_TILES if dtype == torch.bfloat16 else FLOAT_TILES
+    if number >= len(tiles):
+        pytest.skip("float32 has fewer shapes")
+    tokens = min(list(tiles)[number] - 1, 150)
+    context, starts = 70, [0, 100, 333]
+    streams = Streams(
+        device, ends=[start + tokens for start in starts], capacity=context + tokens, heads=1, dtype=dtype
     )
-    expected = reference.ring_attention_packed(*arguments)
-    torch.testing.assert_close(ring_attention_packed(*arguments), expected, rtol=2e-5, atol=2e-5)
+    check(streams, starts, tokens, context)
 
 
-def test_packed_rings_too_small(device: torch.device) -> None:
+def test_rings_too_small_for_a_pack(device: torch.device) -> None:
     streams = Streams(device, ends=[8], capacity=10)
     one = torch.ones(1, dtype=torch.int64, device=device)
+    chunks = Chunks(streams.rows_B, 0 * one, one, 0 * one, 4, 2)
     with pytest.raises(ValueError, match="need rings of 11, not 10"):
-        ring_attention_packed(
-            streams.q[0], streams.keys, streams.values, streams.rows_B, 0 * one, one, 0 * one, 4, 2, 4
-        )
+        ring_attention(*unturned(streams.q[0]), chunks, streams.keys, streams.values, 4)

@@ -60,6 +60,7 @@ def checkpoint(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
     with torch.device("meta"):
         whole = _Whole(config, others)
     load_weights(whole, folder, table, device=CPU)
+    whole.talker.finalize()
     tokenizer = TextTokenizer.load(folder, vocab_size=config.text_vocab_size)
     return Checkpoint(
         config,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import runpy
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from hocket.bench.random_model import loaded_models
 from hocket.config import EngineConfig
 from hocket.engine.loading import assemble
 from hocket.errors import ConfigError
-from hocket.models.fp8 import Fp8Linear, Rows8, compute_dtype, quantize_blocks, quantize_models
+from hocket.kernels import ops, reference
+from hocket.models.fp8 import Fp8Linear, compute_dtype, quantize_blocks, quantize_models
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.qwen3 import Qwen3Backbone, Qwen3BackboneConfig
@@ -67,18 +71,18 @@ def test_it_multiplies_what_the_eight_bits_say(dtype: torch.dtype, bias: bool) -
     original = linear(dtype, bias=bias)
     fp8 = Fp8Linear(original)
     x = (some(2, 5, 96, seed=2) * torch.logspace(-2, 2, 5)[:, None]).to(dtype)
-    rows = Rows8.of(x)
+    rows = ops.quantize_rows(x)
     wanted = (rows.values.double() * rows.scales.double()) @ (fp8.weight8.double() * fp8.scale_N.double()[:, None]).t()
     if bias:
         wanted = wanted + original.bias.double()
-    out = fp8(x)
+    out = fp8(x).plain()
     assert out.dtype == compute_dtype(fp8) == dtype
     assert out.shape == (2, 5, 48)
     # The product is rounded, and the result.
     rounding = torch.finfo(dtype).eps
     largest = wanted.abs().amax((0, 1))
     assert ((out.double() - wanted).abs() <= 4 * rounding * largest).all()
-    assert torch.equal(fp8(rows), out)
+    assert torch.equal(fp8(rows).plain(), out)
 
 
 def test_every_row_and_every_output_has_a_scale_of_its_own() -> None:
@@ -86,7 +90,8 @@ def test_every_row_and_every_output_has_a_scale_of_its_own() -> None:
     x_MK = some(64, 96, seed=3) * sizes_M1
     # Every element over the size that it should have.
     found_MN, wanted_MN = (
-        out_MN / sizes_M1 / original.weight.norm(dim=1) for out_MN in (Fp8Linear(original)(x_MK), original(x_MK))
+        out_MN / sizes_M1 / original.weight.norm(dim=1)
+        for out_MN in (Fp8Linear(original)(x_MK).plain(), original(x_MK))
     )
     # 3 bits of mantissa: 2 to 3 % of error on either side, whatever the sizes of the neighbours.
     for found, wanted in [*zip(found_MN, wanted_MN, strict=True), *zip(found_MN.t(), wanted_MN.t(), strict=True)]:
@@ -98,7 +103,7 @@ def test_rows_of_zeros() -> None:
     original.weight[7] = 0.0
     x_MK = some(3, 96, seed=4)
     x_MK[1] = 0.0
-    out_MN = Fp8Linear(original)(x_MK)
+    out_MN = Fp8Linear(original)(x_MK).plain()
     assert torch.equal(out_MN[1], original.bias)
     assert torch.equal(out_MN[:, 7], original.bias[7].expand(3))
 
@@ -118,6 +123,40 @@ def test_a_moss_talker() -> None:
     after = sum(parameter.nbytes for parameter in talker.parameters())
     scales = sum(talker.get_submodule(name).get_parameter("scale_N").nbytes for name in wanted)
     assert after == before - 3 * bits + scales
+
+
+def test_rounding_and_scaling_take_no_passes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what a model in full precision runs, only attention's outputs are rounded."""
+    talker, codec = copy.deepcopy(moss_talker()), copy.deepcopy(moss_codec())
+    codes_TN = codec.encode_whole(0.1 * some(2, 480, seed=5))
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, operation: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            calls[name] += 1
+            return operation(*arguments)
+
+        return call
+
+    for name in vars(reference):
+        if hasattr(ops, name) and not name.startswith("_") and inspect.isfunction(getattr(ops, name)):
+            monkeypatch.setattr(ops, name, counted(name, getattr(ops, name)))
+
+    def run() -> Counter[str]:
+        calls.clear()
+        x_BTD = some(1, 3, talker.config.hidden_size, seed=6)
+        talker.backbone(x_BTD)
+        talker.depth(x_BTD)
+        codec.decode_whole(codes_TN)
+        return calls.copy()
+
+    before = run()
+    layers = {"silu_mul": 3, "silu": 1, "gelu": 3 + 2 + 2}
+    assert {name: before[name] for name in layers} == layers
+    quantize_models(talker, codec)
+    after = run()
+    assert after - before == {"quantize_rows": sum(layers.values())}
+    assert before - after == {}
 
 
 def test_a_qwen3_talker() -> None:
@@ -155,6 +194,13 @@ def test_sizes_that_do_not_fit_are_named_and_nothing_changes() -> None:
     assert not quantised(backbone)
 
 
+def test_keys_and_values_in_fp8_need_such_a_gpu_too() -> None:
+    model = load_talker(REPOSITORY / "tests/golden/local_tiny", device=CPU, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"kv_dtype is fp8, which cpu cannot compute; use a GPU") as raised:
+        assemble(model, None, EngineConfig(kv_dtype="fp8"))
+    assert raised.value.param == "kv_dtype"
+
+
 def test_an_engine_on_a_cpu_says_that_it_cannot() -> None:
     model = load_talker(REPOSITORY / "tests/golden/local_tiny", device=CPU, dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"quantize is fp8, which cpu cannot compute; use a GPU") as raised:
@@ -178,6 +224,8 @@ def test_errors_part_by_part(golden: Path, model: str, codec: str) -> None:
     assert list(errors) == ["backbone_hidden", "code_logits", "codec_samples"]
     for part in ("backbone_hidden", "code_logits"):
         assert 0.0 < errors[part]["bf16"] < 0.02 < errors[part]["fp8"] < 0.15
+    hidden = errors["backbone_hidden"]
+    assert hidden["bf16"] < hidden["fp8_kv"] < hidden["fp8"]
     codec_error = errors["codec_samples"]
     if model == "local_tiny":
         assert codec_error["bf16"] < 0.02 < codec_error["fp8"] < 0.15

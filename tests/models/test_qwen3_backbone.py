@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.models.kv_cache import SCRATCH_PAGE, KVPages, PagedBatch
+from hocket.models.kv_cache import FP8, SCRATCH_PAGE, KVPages, PagedBatch
 from hocket.models.layers import (
     RMSNorm,
     half_rope_tables,
@@ -50,11 +50,12 @@ def backbone(request: pytest.FixtureRequest) -> Qwen3Backbone:
     return backbone
 
 
-def poisoned_pages(backbone: Qwen3Backbone, pages: int) -> KVPages:
+def poisoned_pages(backbone: Qwen3Backbone, pages: int, dtype: torch.dtype = torch.float32) -> KVPages:
     config = backbone.config
-    kv = KVPages.allocate(config.layers, pages, PAGE_ROWS, config.kv_heads, config.head_dim, torch.float32, CPU)
-    kv.keys.fill_(torch.nan)
-    kv.values.fill_(torch.nan)
+    kv = KVPages.allocate(config.layers, pages, PAGE_ROWS, config.kv_heads, config.head_dim, dtype, CPU)
+    for tensor in (kv.keys, kv.values, kv.scales):
+        if tensor is not None:
+            tensor.fill_(torch.nan)
     return kv
 
 
@@ -124,6 +125,23 @@ def test_any_chunking_through_pages_is_the_whole(backbone: Qwen3Backbone, pieces
         out.append(backbone(x_BTD[:, start : start + piece], kv, batch))
         start += piece
     torch.testing.assert_close(torch.cat(out, 1), backbone(x_BTD), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [(13,), (1,) * 13, (3, 10)])
+def test_pages_of_8_bits_are_the_whole_but_for_their_rounding(backbone: Qwen3Backbone, pieces: tuple[int, ...]) -> None:
+    """A row's bits do not depend on how the rows before it came: rounding is each row's own."""
+    x_BTD = inputs(backbone, 13)
+    kv = poisoned_pages(backbone, 8, FP8)
+    out, start = [], 0
+    for piece in pieces:
+        batch = PagedBatch(torch.tensor([[5, 2, 7, 1]]), torch.tensor([start]), torch.tensor([piece]))
+        out.append(backbone(x_BTD[:, start : start + piece], kv, batch))
+        start += piece
+    paged_BTD, whole_BTD = torch.cat(out, 1), backbone(x_BTD)
+    assert 1e-4 < (paged_BTD - whole_BTD).norm() / whole_BTD.norm() < 0.1
+    assert kv.scales is not None
+    assert kv.scales[:, [2, 5, 7]].isfinite().all()
+    assert kv.scales[:, [3, 4, 6]].isnan().all()
 
 
 def ragged(backbone: Qwen3Backbone, padding: float, first_seed: int) -> tuple[Tensor, KVPages, PagedBatch]:

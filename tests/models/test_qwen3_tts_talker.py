@@ -78,13 +78,13 @@ def test_teacher_forced(folder: str, name: str, number: int) -> None:
     assert_close(first_F2D, one.tensor("predictor/inputs_embeds")[number, :count])
     inputs_FPD = torch.cat([first_F2D, predictor.embed(frames_FN[:, 1:-1])], 1)
     whole_FPD = predictor(inputs_FPD)
-    kv = predictor.layers.frame_kv(count, predictor.positions, torch.float32, frames_FN.device)
+    kv = predictor.new_kv(count)
     kv.keys.fill_(torch.nan)
     kv.values.fill_(torch.nan)
     for k in range(1, config.n_vq):
         assert_close(predictor.logits(whole_FPD[:, k], k), wanted_FKV[:, k - 1])
         start, end = (0, 2) if k == 1 else (k, k + 1)
-        y_FTD = predictor.layers.frame_step(predictor.projection(inputs_FPD[:, start:end]), start, kv)
+        y_FTD = predictor.step(predictor.projection(inputs_FPD[:, start:end]), start, kv)
         assert_close(predictor.logits(y_FTD[:, -1], k), wanted_FKV[:, k - 1])
 
 

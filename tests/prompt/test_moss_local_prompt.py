@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from hocket.core import SpeechRequest
 from hocket.errors import CheckpointError, InvalidRequestError
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.prompt.moss_local import MossLocalPrompt, join_texts
+from hocket.prompt.join import join_texts
+from hocket.prompt.moss_local import MossLocalPrompt
 from hocket.prompt.tokenizer import TextTokenizer
 
 TINY = Path(__file__).parents[1] / "golden" / "local_tiny"

@@ -16,8 +16,9 @@ import numpy as np
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
+from hocket.audio import to_int16
 from hocket.client import State
-from hocket.core import AudioChunk, FinishReason, RequestEnd, SpeechRequest, Timings
+from hocket.core import AudioChunk, FinishReason, RequestEnd, SampleFormat, SpeechRequest, Timings
 from hocket.engine.messages import Ready, Stats
 from hocket.engine.request import SchedulerStats
 from hocket.engine.speech_stream import SpeechStream
@@ -42,6 +43,7 @@ class FakeEngine:
 
     rows: int = 4
     channels: int = 1
+    samples: SampleFormat = "float32"
     #: How long a frame takes to make.
     frame_seconds: float = 0.0
     #: How long the first one takes longer.
@@ -87,6 +89,7 @@ class FakeEngine:
             reference_max_file_bytes=2**20,
             text_front=self.text_front,
             segment_characters=self.segment_characters,
+            samples=self.samples,
         )
 
     @property
@@ -162,7 +165,8 @@ class FakeEngine:
                         stream.fail(EngineStoppedError("the engine has gone away; send the request again"))
                         return
                     piece = samples_CS[:, i * FRAME_SAMPLES : (i + 1) * FRAME_SAMPLES]
-                    stream.put(AudioChunk(stream.request_id, piece, RATE, np.zeros((1, 4), np.int64)))
+                    made = to_int16(piece) if self.samples == "int16" else piece
+                    stream.put(AudioChunk(stream.request_id, made, RATE, np.zeros((1, 4), np.int64)))
                 full = request.max_frames is not None and request.max_frames < len(request.text)
                 stream.put(self._end(stream, "length" if full else self.reason))
                 self.finished += 1
@@ -171,7 +175,7 @@ class FakeEngine:
                 self._open.pop(stream, None)
 
     def _end(self, stream: SpeechStream, reason: FinishReason) -> AudioChunk:
-        empty, none = np.zeros((self.channels, 0), np.float32), np.zeros((0, 4), np.int64)
+        empty, none = np.zeros((self.channels, 0), self.samples), np.zeros((0, 4), np.int64)
         end = RequestEnd(reason, 0, Timings(late_seconds=self.late_seconds), prompt_rows=PROMPT_ROWS)
         return AudioChunk(stream.request_id, empty, RATE, none, end)
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hocket.audio import decode_audio, resample
-from hocket.core import AudioArray
+from hocket.audio import decode_audio, resample, to_float32, to_int16
+from hocket.core import AudioArray, Samples
 from hocket.errors import AudioFileError, HocketError, InvalidRequestError
 from hocket.server.encoders import RESPONSE_FORMATS, AudioEncoder, encode_whole
 from hocket.server.mp3 import DELAY_SAMPLES, info_frame
@@ -58,9 +58,7 @@ def decoded(body: bytes, response_format: str, rate: int, channels: int) -> Audi
     return decode_audio(body, max_bytes=1 << 26, max_seconds=60)
 
 
-def streamed(
-    response_format: str, samples_CS: NDArray[np.float32], rate: int, cuts: list[int], speed: float = 1.0
-) -> bytes:
+def streamed(response_format: str, samples_CS: Samples, rate: int, cuts: list[int], speed: float = 1.0) -> bytes:
     encoder = AudioEncoder(response_format, rate, samples_CS.shape[0], speed)
     edges = [0, *sorted(cuts), samples_CS.shape[1]]
     pieces = [encoder.feed(samples_CS[:, a:b]) for a, b in itertools.pairwise(edges)]
@@ -249,6 +247,21 @@ def test_speed_in_a_stream_comes_with_a_bounded_delay() -> None:
         for end in range(480, 48001, 480):
             given_samples += len(encoder.feed(samples_CS[:, end - 480 : end])) // 2
             assert 1000 * (end - given_samples * speed) / 48000 <= limit_ms
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.3])
+@pytest.mark.parametrize("rate", [24000, 22050])
+@pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
+def test_16_bit_samples_are_coded_as_the_floats_that_they_are(response_format: str, rate: int, speed: float) -> None:
+    samples_CS = to_int16(2.5 * voice(rate, 0.4, 2))  # some of them at full scale
+    samples_CS.flags.writeable = False  # as what has come in a message
+    cuts = [100, 101, 3000]
+    assert streamed(response_format, samples_CS, rate, cuts, speed) == streamed(
+        response_format, to_float32(samples_CS), rate, cuts, speed
+    )
+    assert encode_whole(response_format, samples_CS, rate, speed) == encode_whole(
+        response_format, to_float32(samples_CS), rate, speed
+    )
 
 
 @pytest.mark.parametrize("samples", [0, 1, 100])

@@ -33,6 +33,8 @@ def test_the_shipped_profiles() -> None:
     assert load_profile("default").profile.device == "cpu"
     assert {load_profile(name).profile.server.segment_characters for name in profile_names()} == {None}
     assert load_profile("throughput").profile.engine.rows == 256
+    made = {name: load_profile(name).profile.engine.samples for name in profile_names()}
+    assert made == {"cpu": "float32", "default": "float32", "latency": "int16", "throughput": "int16"}
     assert load_profile("latency").origins["device"] == "profile latency"
     assert load_profile("latency").origins["engine.max_frames"] == "built in"
 

@@ -18,7 +18,7 @@ import pytest
 from fake_speech import RATE, FakeEngine, on_loopback
 
 from hocket.audio import FORMATS, encode_audio
-from hocket.core import AudioArray, SpeechRequest
+from hocket.core import AudioArray, Sampling, SpeechRequest
 from hocket.engine.messages import Ready
 from hocket.engine.speech_stream import SpeechStream
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
@@ -104,6 +104,24 @@ def test_custom_voice(tmp_path: Path) -> None:
         refused(http, "language", "knows auto, chinese", voice="ryan", language="Klingon")
         refused(http, "reference_audio", "takes no reference", ref_audio=REF_AUDIO)
         refused(http, "tokens", "does not know tokens", voice="ryan", tokens=5)
+
+
+def test_how_the_text_is_read_and_later_codes_are_drawn(tmp_path: Path) -> None:
+    with serving("custom_1b7", tmp_path) as (engine, http):
+        plain = asked(engine, http, voice="ryan")
+        assert plain.streaming_text is None
+        assert plain.sampling == Sampling()
+        for fields in (
+            {"predictor_temperature": 0.7, "predictor_top_p": 0.9, "predictor_top_k": 30},
+            {"subtalker_temperature": 0.7, "subtalker_top_p": 0.9, "subtalker_top_k": 30},
+        ):
+            request = asked(engine, http, voice="ryan", streaming_text=True, temperature=0.5, **fields)
+            assert request.streaming_text is True
+            assert request.sampling == Sampling(
+                temperature=0.5, predictor_temperature=0.7, predictor_top_p=0.9, predictor_top_k=30
+            )
+        refused(http, "subtalker_top_p", "does not do", voice="ryan", subtalker_top_p=0.0)
+        refused(http, "streaming_text", "does not do", voice="ryan", streaming_text="yes")
 
 
 def test_voice_design(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fake_speech import FRAME_SAMPLES, PROMPT_ROWS, RATE, FakeEngine, new_store,
 from numpy.typing import NDArray
 
 from hocket.audio import FORMATS, decode_audio, encode_audio
+from hocket.core import SampleFormat
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 from hocket.server.speech import piece_seed
@@ -227,6 +228,35 @@ def test_a_long_text_is_spoken_in_pieces_and_joined(tmp_path: Path) -> None:
         expected += [engine.tone(request), pause]
     heard = decoded(answer.content, "pcm", RATE)
     assert np.abs(heard - np.concatenate(expected[1:-1], axis=1)).max() <= 1 / 32768
+
+
+@pytest.mark.parametrize("form", [{}, {"stream": False}], ids=["streamed", "whole"])
+@pytest.mark.parametrize("response_format", TYPES)
+def test_an_engine_that_makes_16_bits_gives_the_same_audio(
+    tmp_path: Path, response_format: str, form: dict[str, bool]
+) -> None:
+    text = " ".join(f"This is sentence number {i}." for i in range(4))
+    bodies: list[bytes] = []
+    formats: tuple[SampleFormat, ...] = ("float32", "int16")
+    for samples in formats:
+        engine = FakeEngine(samples=samples, channels=2)
+        with serving(engine, tmp_path / samples, segment_characters=30, segment_pause_ms=100.0) as http:
+            answers = [
+                speak(http, input=text, response_format=response_format, speed=speed, **form) for speed in (1.0, 1.5)
+            ]
+        assert len(engine.requests) > 2
+        bodies.append(answers[0].content)
+        seconds = sum(len(request.text) for request in engine.requests) / 2 * FRAME_SAMPLES / RATE + 0.1 * 3
+        if response_format == "pcm":
+            assert len(answers[0].content) == round(4 * seconds * RATE)
+            assert len(answers[1].content) == 4 * round(seconds * RATE / 1.5)
+            faster = np.frombuffer(answers[1].content, "<i2")
+            assert 5000 < np.abs(faster).max() < 20000
+    if response_format in ("pcm", "wav", "flac"):
+        assert bodies[0] == bodies[1]
+    else:  # what was rounded away is heard by a coder, and by nobody else
+        heard = [decode_audio(body, max_bytes=2**24, max_seconds=60).samples for body in bodies]
+        assert np.sqrt(np.mean(np.square(heard[0] - heard[1]))) < 1e-2 * np.sqrt(np.mean(np.square(heard[0])))
 
 
 def test_limits_are_shared_by_the_pieces(tmp_path: Path) -> None:

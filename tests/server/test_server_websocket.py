@@ -20,6 +20,7 @@ from fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback,
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from hocket.core import SampleFormat
 from hocket.errors import InvalidRequestError
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
@@ -256,6 +257,22 @@ def test_every_cancel_is_answered(url: str) -> None:
             say(socket, "cancel")
         say(socket, "start", voice="default")
         assert [hear(socket)["type"] for _ in range(4)] == ["done", "done", "done", "started"]
+
+
+@pytest.mark.parametrize("response_format", ["pcm", "wav"])
+def test_an_engine_that_makes_16_bits_sounds_the_same(tmp_path: Path, response_format: str) -> None:
+    heard: list[bytes] = []
+    formats: tuple[SampleFormat, ...] = ("float32", "int16")
+    for samples in formats:
+        with (
+            serving(tmp_path / samples, FakeEngine(samples=samples)) as address,
+            session(address, seed=3, response_format=response_format) as socket,
+        ):
+            say(socket, "text", text="One. Two")
+            say(socket, "flush")
+            heard.append(hear_until(socket, "done")[1])
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == 7 * FRAME_BYTES + PAUSE_BYTES + (44 if response_format == "wav" else 0)
 
 
 def test_close_speaks_what_is_left(url: str, engine: FakeEngine) -> None:

@@ -108,72 +108,17 @@ def isolation(options: take.IsolationOptions) -> None:
 
 
 @bench_app.command("engine")
-def engine(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Checkpoint folder; with --random-weights also moss-tts-local-v1.5, qwen3-tts-1.7b, qwen3-tts-0.6b."
-        ),
-    ],
-    codec: Annotated[str | None, typer.Option(help="Codec folder; default: the model's.")] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Only the dimensions are the model's.")
-    ] = False,
-    clients: Annotated[
-        int | None, typer.Option(min=1, help="Closed loop: so many requests are open; default: 1.")
-    ] = None,
-    open_loop: Annotated[float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Default: the whole workload, 1,088.")] = None,
-    ignore_stop: Annotated[bool, typer.Option(help="Speak exactly as long as the workload says.")] = True,
-    profile: Annotated[str, typer.Option(help="default, throughput, latency, cpu, or a YAML file.")] = "default",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. engine.rows=32.")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Same bytes under any load.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the profile's.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, codes, arrivals and requests.")] = 0,
-    seeded: Annotated[bool, typer.Option(help="Every request says its seed.")] = True,
-    json_path: take.JsonPath = None,
-) -> None:
+@take.takes(take.EngineOptions)
+def engine(options: take.EngineOptions) -> None:
     """Measure the engine by itself: no server, no network, with --random-weights no checkpoint; one line of JSON."""
     from rich.console import Console
 
-    from hocket.bench.engine import CONTEXT_ROWS, EngineWishes, bench_engine, engine_config, engine_table
+    from hocket.bench.engine import bench_engine, engine_table
     from hocket.bench.report import write_json
-    from hocket.files import check_replaceable
-    from hocket.server.profiles import load_profile, parse_settings
 
-    if clients is not None and open_loop is not None:
-        raise ConfigError("give one of --clients and --open-loop")
-    clients = 1 if clients is None and open_loop is None else clients
-    if json_path is not None:
-        check_replaceable(json_path)
-    layer = parse_settings(settings or [])
-    take.check_engine_settings(layer.values)
-    loaded = load_profile(profile, layer)
-    # A profile's rows are a server's; here there are as many as clients. The workload needs no long context.
-    rows = None if loaded.origins["engine.rows"] == "--set" else clients
-    context_rows = CONTEXT_ROWS if loaded.origins["engine.max_context_rows"] == "built in" else None
-    figures = bench_engine(
-        EngineWishes(
-            model=model,
-            codec=codec,
-            random_weights=random_weights,
-            device=device or loaded.profile.device,
-            dtype=dtype or loaded.profile.dtype,
-            profile=profile,
-            config=engine_config(loaded.profile.engine, rows=rows, context_rows=context_rows, strict=strict),
-            clients=clients,
-            rate=open_loop,
-            requests=requests,
-            ignore_stop=ignore_stop,
-            seed=seed,
-            seeded=seeded,
-        )
-    )
-    if json_path is not None:
-        write_json(json_path, figures)
+    figures = bench_engine(options.wishes())
+    if options.json_path is not None:
+        write_json(options.json_path, figures)
     Console(stderr=True).print(engine_table(figures))
     typer.echo(json.dumps(figures))
 

@@ -285,6 +285,8 @@ def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
         "rate": wishes.rate,
         "profile": wishes.profile,
         "quantize": wishes.config.quantize,
+        "kv_dtype": wishes.config.kv_dtype,
+        "samples": wishes.config.samples,
         "strict": wishes.config.strict,
         "rows": wishes.config.rows,
         "ignore_stop": wishes.ignore_stop,

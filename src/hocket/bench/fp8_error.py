@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hocket.models.family import Codec, LoadedTalker
 from hocket.models.fp8 import quantize_models
+from hocket.models.kv_cache import FP8, KVPages, PagedBatch
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 
@@ -23,7 +24,8 @@ _PREDICTED_ROWS = 64
 def fp8_errors(
     models: Callable[[torch.dtype], Models], *, rows: int, frames: int, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Relative root-mean-square errors, by part and then by precision ("bf16", "fp8").
+    """Relative root-mean-square errors, by part and then by precision ("bf16", "fp8"; of the backbone also "fp8_kv",
+    bfloat16 but for keys and values).
 
     `models` makes a model in float32 or bfloat16, which is what FP8 goes with. All get the bfloat16 one's weights, so
     that none but the arithmetic and the FP8 rounding count. Two sequences of `rows` random frames go through the
@@ -55,14 +57,17 @@ def fp8_errors(
     wanted = parts(exact, None)
     hidden_MD = wanted[0].flatten(0, 1)[-_PREDICTED_ROWS:].bfloat16()
     in_bf16 = parts(rounded, hidden_MD)
+    fp8_kv = relative_error(_paged_backbone(rounded[0].talker, x_BTD.bfloat16()), wanted[0])
     quantize_models(rounded[0].talker, rounded[1])
     in_fp8 = parts(rounded, hidden_MD)
-    return {
+    errors = {
         name: {"bf16": relative_error(bf16, right), "fp8": relative_error(fp8, right)}
         for name, bf16, fp8, right in zip(
             ("backbone_hidden", "code_logits", "codec_samples"), in_bf16, in_fp8, wanted, strict=True
         )
     }
+    errors["backbone_hidden"]["fp8_kv"] = fp8_kv
+    return errors
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
@@ -82,6 +87,16 @@ def _backbone(talker: object, x_BTD: Tensor) -> Tensor:
     return talker.backbone(x_BTD)
 
 
+def _paged_backbone(talker: object, x_BTD: Tensor) -> Tensor:
+    """With keys and values in 8 bits."""
+    assert isinstance(talker, MossLocalTalker | Qwen3TtsTalker)
+    config, (batch, rows), device = talker.config, x_BTD.shape[:2], x_BTD.device
+    table_BP = torch.arange(batch, device=device)[:, None] + 1
+    kv = KVPages.allocate(config.layers, 1 + batch, rows, config.kv_heads, config.head_dim, FP8, device)
+    starts_B = torch.zeros(batch, dtype=torch.int64, device=device)
+    return talker.backbone(x_BTD, kv, PagedBatch(table_BP, starts_B, starts_B + rows))
+
+
 def _code_logits(talker: object, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
     """All logits of a frame's codes from the hidden state before it, given the codes themselves; [M, ...]."""
     codes = codes_MN.unbind(1)
@@ -91,6 +106,6 @@ def _code_logits(talker: object, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
         return torch.cat([talker.code_logits(y_MPD[:, k], k) for k in range(len(codes))], 1)
     assert isinstance(talker, Qwen3TtsTalker)
     predictor = talker.predictor
-    later = [predictor.table(k)[codes[k]] for k in range(1, len(codes) - 1)]
-    y_MPD = predictor(torch.stack([hidden_MD, talker.codec_embedding(codes[0]), *later], 1))
+    first_M2D = torch.stack([hidden_MD, talker.codec_embedding(codes[0])], 1)
+    y_MPD = predictor(torch.cat([first_M2D, predictor.embed(codes_MN[:, 1:-1])], 1))
     return torch.cat([predictor.logits(y_MPD[:, k], k) for k in range(1, len(codes))], 1)

@@ -15,7 +15,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio
+from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, to_float32
 from hocket.bench.dialects import Delivery
 from hocket.bench.events import read_events
 from hocket.bench.faults import AnswerError, Fault, one_line
@@ -149,7 +149,7 @@ def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple
         raise AnswerError("not_audio", f"{channels} channels at {rate} Hz")
     frame_bytes = 2 * channels
     whole = len(body) // frame_bytes * frame_bytes
-    samples_SC = np.frombuffer(body[:whole], "<i2").reshape(-1, channels).astype(np.float32) / np.float32(32768.0)
+    samples_SC = to_float32(np.frombuffer(body[:whole], "<i2").reshape(-1, channels))
     marks = [(at, end // frame_bytes / rate) for at, end in arrivals]
     faults = [] if whole == len(body) else [Fault("wrong_length", f"{len(body)} bytes are no whole samples")]
     return Heard(np.ascontiguousarray(samples_SC.T), rate, marks, faults=faults)

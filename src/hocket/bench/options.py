@@ -1,4 +1,4 @@
-"""The options of `hocket bench serve` and `isolation` as dataclasses, and what they come to.
+"""The options of `hocket bench serve`, `isolation` and `engine` as dataclasses, and what they come to.
 
 A field is an option, its default the option's; None is "not given", so that an option which does nothing by itself can
 be refused.
@@ -19,6 +19,7 @@ import typer
 from hocket.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hocket.bench.engine import EngineWishes
     from hocket.bench.isolation import By
     from hocket.bench.load import Load
     from hocket.bench.wishes import Wishes
@@ -288,6 +289,71 @@ class IsolationOptions(Asking):
             check_replaceable(self.json_path)
         wishes = self._wishes(order_seed=self.seed, hears_words=by == "words", least_references=2, loads=[])
         return replace(wishes, loads=[Load(len(wishes.items), clients=self.clients)]), by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Of `hocket bench engine`."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Checkpoint folder; with --random-weights also moss-tts-local-v1.5, qwen3-tts-1.7b, qwen3-tts-0.6b."
+        ),
+    ]
+    codec: Annotated[str | None, typer.Option(help="Codec folder; default: the model's.")] = None
+    random_weights: Annotated[bool, typer.Option("--random-weights", help="Only the dimensions are the model's.")] = (
+        False
+    )
+    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many requests are open; default: 1.")] = (
+        None
+    )
+    open_loop: Annotated[float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead.")] = None
+    requests: Annotated[int | None, typer.Option(min=1, help="Default: the whole workload, 1,088.")] = None
+    ignore_stop: Annotated[bool, typer.Option(help="Speak exactly as long as the workload says.")] = True
+    profile: Annotated[str, typer.Option(help="default, throughput, latency, cpu, or a YAML file.")] = "default"
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. engine.rows=32.")
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Same bytes under any load.")] = False
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the profile's.")] = None
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, codes, arrivals and requests.")] = 0
+    seeded: Annotated[bool, typer.Option(help="Every request says its seed.")] = True
+    json_path: JsonPath = None
+
+    def wishes(self) -> EngineWishes:
+        """Raises ConfigError, and AudioFileError for a report that could not be written."""
+        from hocket.bench.engine import CONTEXT_ROWS, EngineWishes, engine_config
+        from hocket.files import check_replaceable
+        from hocket.server.profiles import load_profile, parse_settings
+
+        if self.clients is not None and self.open_loop is not None:
+            raise ConfigError("give one of --clients and --open-loop")
+        clients = 1 if self.clients is None and self.open_loop is None else self.clients
+        if self.json_path is not None:
+            check_replaceable(self.json_path)
+        layer = parse_settings(self.settings or [])
+        check_engine_settings(layer.values)
+        loaded = load_profile(self.profile, layer)
+        # A profile's rows are a server's; here there are as many as clients. The workload needs no long context.
+        rows = None if loaded.origins["engine.rows"] == "--set" else clients
+        context_rows = CONTEXT_ROWS if loaded.origins["engine.max_context_rows"] == "built in" else None
+        return EngineWishes(
+            model=self.model,
+            codec=self.codec,
+            random_weights=self.random_weights,
+            device=self.device or loaded.profile.device,
+            dtype=self.dtype or loaded.profile.dtype,
+            profile=self.profile,
+            config=engine_config(loaded.profile.engine, rows=rows, context_rows=context_rows, strict=self.strict),
+            clients=clients,
+            rate=self.open_loop,
+            requests=self.requests,
+            ignore_stop=self.ignore_stop,
+            seed=self.seed,
+            seeded=self.seeded,
+        )
 
 
 def needs(option: str, value: object, has_partner: bool, partner: str) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from hocket.bench.workload import workload_prompt
-from hocket.core import PredictorSampling, ResolvedSampling
 from hocket.errors import ConfigError
 from hocket.models.family import Codec, CodecPlan, LoadedTalker, TalkerPlan
 from hocket.models.moss_codec.codec import MossCodec
@@ -26,6 +25,7 @@ from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import CODECS, TALKERS, codec_folder, codec_plan, load_codec, load_talker, talker_plan
+from hocket.models.resolved_sampling import PredictorSampling, ResolvedSampling
 from hocket.models.weights import WeightEntry
 
 #: Dimensions that ship with the package.
@@ -78,6 +78,8 @@ def random_models(
     fill(loaded.talker, of_talker.weight_table, device=device, seed=seed)
     fill(codec_module, of_codec.weight_table, device=codec_device or device, seed=seed + 1)
     codec_module.finalize()
+    if isinstance(loaded.talker, Qwen3TtsTalker):
+        loaded.talker.finalize()
     loaded.talker.eval()
     return loaded, codec_module.eval()
 

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.audio import FORMATS, encode_audio, resample
+from hocket.audio import FORMATS, encode_audio, resample, to_float32
 from hocket.bench.faults import one_line
 from hocket.bench.host import without_key
 from hocket.bench.listening import error_text
 from hocket.bench.optional import need
 from hocket.bench.wire import Target, bearer
 from hocket.bench.words import LANGUAGE_CODES
+from hocket.core import Samples
 from hocket.errors import ConfigError, HocketError
 
 RATE = 16_000
@@ -48,9 +49,9 @@ def load_recogniser(name: str, *, model: str, api_key: str | None) -> Recogniser
     return _FasterWhisper(name)
 
 
-def to_recogniser(samples_CS: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+def to_recogniser(samples_CS: Samples, sample_rate: int) -> NDArray[np.float32]:
     """Mono at 16 kHz."""
-    mono_S = samples_CS.mean(axis=0, dtype=np.float32)
+    mono_S = to_float32(samples_CS).mean(axis=0, dtype=np.float32)
     return mono_S if sample_rate == RATE else resample(mono_S[None], sample_rate, RATE)[0]
 
 

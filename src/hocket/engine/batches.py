@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Consecutive rows of one request's prompt; at most a page of it where pages are computed each by itself."""
 
     row: int
@@ -36,20 +35,19 @@ def piece_batch(pieces: Sequence[Piece], size: int, length: int, scratch_row: in
     numbers = np.zeros((4, size), np.int64)
     numbers[0], numbers[3] = scratch_row, scratch_row
     for i, piece in enumerate(pieces):
-        count = len(piece.rows_TR)
-        rows_BTR[i, :count] = piece.rows_TR
-        numbers[:, i] = (piece.row, piece.start, count, piece.row if piece.is_last else scratch_row)
+        rows_BTR[i, : len(piece.rows_TR)] = piece.rows_TR
+    numbers[:, : len(pieces)] = np.array(
+        [(row, start, len(rows_TR), row if is_last else scratch_row) for row, rows_TR, start, is_last in pieces]
+    ).T
     return rows_BTR, numbers
 
 
-def frame_batch(
-    rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], size: int, scratch_row: int
-) -> Integers:
-    """[4, size]: request rows, frames, K/V rows, and whether it is one at all."""
+def frame_batch(places_3B: Integers, size: int, scratch_row: int) -> Integers:
+    """[4, size]: request rows, frames, K/V rows (see `FrameBatch.places`), and whether it is one at all."""
+    count = places_3B.shape[1]
     numbers = np.zeros((4, size), np.int64)
     numbers[0] = scratch_row
-    numbers[:3, : len(rows)] = rows, frames, starts
-    numbers[3, : len(rows)] = 1
+    numbers[:3, :count], numbers[3, :count] = places_3B, 1
     return numbers
 
 
@@ -79,7 +77,7 @@ def packed_batch(
     firsts, used = counts.cumsum() - counts, int(counts.sum())
     numbers = np.zeros((3, streams), np.int64)
     numbers[0] = _distinct(rows, streams, all_rows)
-    numbers[1, : len(rows)], numbers[2, : len(rows)] = counts, firsts
+    numbers[1, : len(rows)], numbers[2, : len(rows)], numbers[2, len(rows) :] = counts, firsts, used
     frames = np.full((2, size), -1, np.int64)
     frames[0, :used] = np.repeat(np.array(rows), counts)
     frames[1, :used] = np.arange(used) - np.repeat(firsts, counts)

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hocket.audio import to_int16_on_device
+from hocket.core import SampleFormat, Samples
 from hocket.engine.batches import chunk_batch, packed_batch
 from hocket.engine.codec_places import HEARING_SLOTS, STRICT_FRAMES, STRICT_STREAMS, Place, hearing_sizes
 from hocket.engine.graphs import Launcher, batch_sizes
@@ -28,7 +30,7 @@ _FIRST_PRIORITY, _HEARING_PRIORITY, _REST_PRIORITY = -3, -2, -1
 
 @dataclass(frozen=True, slots=True)
 class SamplesInFlight:
-    """A launched decode batch: `samples` is float32 [B, C, S], `power` float32 [B, frames]."""
+    """A launched decode batch: `samples` is [B, C, S], `power` float32 [B, frames]."""
 
     batch: DecodeBatch
     samples: HostCopy
@@ -42,9 +44,9 @@ class SamplesInFlight:
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """One stream's part of a batch: float32 samples [C, S], and the mean power of each frame [F]."""
+    """One stream's part of a batch: samples [C, S], and the mean power of each frame [F], of floats in any case."""
 
-    samples_CS: NDArray[np.float32]
+    samples_CS: Samples
     power_F: NDArray[np.float32]
 
 
@@ -89,8 +91,10 @@ class CodecRunner:
         first_frames: int = 32,
         kept: int = 0,
         strict: bool = False,
+        samples: SampleFormat = "float32",
     ) -> None:
         self.codec = codec
+        self._is_int16 = samples == "int16"
         self.chunk_sizes = tuple(sorted(set(chunk_sizes)))
         self._device = next(codec.parameters()).device
         kind = self._device.type
@@ -238,7 +242,7 @@ class CodecRunner:
             frame_rows_F, frame_places_F = frames_2F.unbind(0)
             batch = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, lane.chunks[-1])
             samples_CS = self.codec.decode_packed(codes, lane.state, batch).contiguous()
-            return samples_CS, samples_CS.square().mean(0).view(size, -1).mean(1)
+            return self._handed_out(samples_CS), samples_CS.square().mean(0).view(size, -1).mean(1)
 
         return lane.launcher.run((lane.name, size), decode)
 
@@ -259,6 +263,9 @@ class CodecRunner:
             samples_BCS = self.codec.decode(codes, lane.state, rows_B, counts_B).contiguous()
             # Here, because on the host it would take longer than all the rest of a step.
             power_BF = samples_BCS.square().mean(1).view(size, frames, -1).mean(2)
-            return samples_BCS, power_BF
+            return self._handed_out(samples_BCS), power_BF
 
         return lane.launcher.run((lane.name, size, frames), decode)
+
+    def _handed_out(self, samples: Tensor) -> Tensor:
+        return to_int16_on_device(samples) if self._is_int16 else samples

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -19,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, FinishReason, RequestEnd, Speech, SpeechRequest, VoiceTraits
+from hocket.core import AudioChunk, FinishReason, RequestEnd, Samples, Speech, SpeechRequest
 from hocket.engine.codec_runner import DecodedChunk
-from hocket.engine.conversions import Conversions
 from hocket.engine.intake import Intake
 from hocket.engine.interrupts import deferred_interrupt
 from hocket.engine.job import Job, resolve_seed
@@ -29,13 +29,15 @@ from hocket.engine.lanes import CodecLane, TalkerLane
 from hocket.engine.loading import EngineParts, load_parts, new_scheduler
 from hocket.engine.request import DecodeItem
 from hocket.engine.statistics import EngineStats, Meter
-from hocket.errors import EngineStoppedError, InvalidRequestError
+from hocket.errors import EngineStoppedError, InvalidRequestError, not_finite
 from hocket.progress import progress_bar
-from hocket.prompt.text_front import TextFront, spoken
+from hocket.prompt.text_front import spoken
 from hocket.voices import Voices, with_reference_of_voice
 
 #: How often a step that waits for the device looks whether something has come back.
 _POLL_SECONDS = 50e-6
+#: After so many looks it asks again whether a chunk has become due meanwhile: 2 ms, of margins of 40 and more.
+_POLLS = 20
 
 
 class Engine:
@@ -46,7 +48,8 @@ class Engine:
 
     def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = perf_counter) -> None:
         self.config = parts.config
-        self._parts = parts
+        #: What it drives and what the checkpoint says of itself, to be read.
+        self.parts = parts
         self._clock = clock
         self._audio = parts.audio
         self._meter = Meter()
@@ -62,7 +65,7 @@ class Engine:
         self._cancelling: list[Job] = []
         #: Chunks for whoever calls `step`.
         self._ready: list[AudioChunk] = []
-        self._names = 0
+        self._names = map("request-{}".format, itertools.count(1))
         self._is_stepping = False
         #: Held by whoever changes anything: several threads may call, and take turns.
         self._lock = threading.RLock()
@@ -91,11 +94,6 @@ class Engine:
         return cls(load_parts(model, codec, device=device, dtype=dtype, config=config))
 
     @property
-    def conversions(self) -> Conversions | None:
-        """The codec for its own sake, stepped by whoever steps the engine; None without a codec."""
-        return self._parts.conversions
-
-    @property
     def sample_rate(self) -> int:
         """Of the audio, in Hz."""
         return self._audio.sample_rate
@@ -113,35 +111,17 @@ class Engine:
     @property
     def voices(self) -> Voices:
         """The checkpoint's own, by name: what `SpeechRequest.voice` may say."""
-        return self._parts.voices
-
-    @property
-    def voice_traits(self) -> VoiceTraits:
-        """How the checkpoint takes voices."""
-        return self._parts.voice_traits
-
-    @property
-    def text_front(self) -> TextFront | None:
-        """The language whose numbers, abbreviations and symbols are read out; None: texts are left alone."""
-        return self._parts.text_front
-
-    @property
-    def segment_characters(self) -> int | None:
-        """The longest text that the checkpoint speaks well, if it says so; nothing here cuts texts."""
-        return self._parts.segment_characters
+        return self.parts.voices
 
     @property
     def context_rows(self) -> int:
         """Longest prompt and speech together, in K/V rows."""
-        return self._parts.context_rows
+        return self.parts.context_rows
 
     # ---- requests in one call
 
     def generate(self, request: SpeechRequest) -> Speech:
-        """Speak `request` and return everything.
-
-        Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError.
-        """
+        """Speak `request` to its end. Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError."""
         return self.generate_many([request])[0]
 
     def generate_many(self, requests: Iterable[SpeechRequest]) -> list[Speech]:
@@ -149,12 +129,11 @@ class Engine:
 
         Shows one progress bar on a terminal. Raises the first error, after ending the other requests.
         """
-        requests = list(requests)
         waiting = deque(requests)
         jobs: list[Job] = []
         talking: list[Job] = []
         try:
-            with progress_bar(len(requests)) as show:
+            with progress_bar(len(waiting)) as show:
                 while waiting or talking:
                     while waiting and len(self._jobs) < 2 * self.config.rows and not self._intake.is_full:
                         talking.append(self._open(waiting.popleft(), streaming=False, outbox=deque()))
@@ -227,7 +206,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Rows, pages, queues, batches and times, as they are now."""
-        references = self._parts.references
+        references = self.parts.references
         return EngineStats.of(
             self._meter,
             self._scheduler.stats(),
@@ -252,14 +231,12 @@ class Engine:
         self._meter.begin()
         try:
             self._cancel()
-            if self._talker.can_launch:
+            if not self._talker.busy:
                 self._prepare()
                 self._admit()
                 self._talker.launch()
             while not self._take():
-                self._meter.host()
-                time.sleep(_POLL_SECONDS)
-                self._meter.waited(for_frames=self._talker.busy)
+                self._wait()
             self._finish()
             if not self._jobs:
                 self.check_integrity()
@@ -307,18 +284,32 @@ class Engine:
         is_read = self._talker.collect()
         if self._codec is None:
             return is_read or not self._talker.busy
-        # Between its launch and its return a frame takes as long as several chunks, which must not wait for it.
-        self._codec.launch()
+        # Between its launch and its return a frame takes as long as several chunks, which must not wait for it. Those
+        # that are back make room for others, which go before anybody is handed anything.
         chunks = self._codec.collect()
+        self._codec.launch()
         for item, chunk in chunks:
             self._deliver(item, chunk)
         return is_read or bool(chunks) or self._talker.goes_on or not (self._talker.busy or self._codec.busy)
+
+    def _wait(self) -> None:
+        """Until something has come back, or for a while."""
+        self._meter.host()
+        for _ in range(_POLLS):
+            time.sleep(_POLL_SECONDS)
+            if self._talker.done or (self._codec is not None and self._codec.done):
+                break
+        self._meter.waited(for_frames=self._talker.busy)
 
     def _deliver(self, item: DecodeItem, chunk: DecodedChunk) -> None:
         scheduled, frames, samples_CS = item.request, item.count, chunk.samples_CS
         if not scheduled.wants_audio or item.start >= scheduled.frames:
             return
         job = self._jobs[scheduled.id]
+        if not np.isfinite(chunk.power_F).all():
+            job.error = not_finite()
+            self._scheduler.finish(scheduled, "error", self._clock())
+            return
         silent = None if job.silence is None else job.silence.heard(chunk.power_F)
         if silent is not None:
             self._scheduler.cut(scheduled, item.start + silent, self._clock())
@@ -344,13 +335,9 @@ class Engine:
     ) -> Job:
         if not isinstance(request, SpeechRequest):
             raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
-        if self._failure is not None:
-            raise self._failure
-        request = with_reference_of_voice(spoken(request, self.text_front), self.voices)
-        while request_id is None:
-            self._names += 1
-            name = f"request-{self._names}"
-            request_id = None if name in self._jobs else name
+        request = with_reference_of_voice(spoken(request, self.parts.text_front), self.voices)
+        if request_id is None:
+            request_id = next(name for name in self._names if name not in self._jobs)
         if request_id in self._jobs:
             raise InvalidRequestError(
                 f"a request {request_id!r} is open already; choose another id", param="request_id"
@@ -359,7 +346,7 @@ class Engine:
             id=request_id,
             request=request,
             seed=resolve_seed(request),
-            sampling=self._parts.sampling.overridden_by(request.sampling),
+            sampling=self.parts.sampling.overridden_by(request.sampling),
             priority=priority,
             streaming=streaming,
             added_at=self._clock(),
@@ -379,12 +366,10 @@ class Engine:
         # Without a codec the codes were not delivered yet.
         is_codes_only = self._codec is None and job.scheduled is not None and job.scheduled.wants_audio
         codes = self._codes(job, 0, job.in_scheduler.frames if is_codes_only else 0)
-        self._emit(job, np.zeros((self.channels, 0), np.float32), codes, end)
+        self._emit(job, np.zeros((self.channels, 0), self.config.samples), codes, end)
         job.end = end
 
-    def _emit(
-        self, job: Job, samples_CS: NDArray[np.float32], codes_FN: NDArray[np.int64], end: RequestEnd | None = None
-    ) -> None:
+    def _emit(self, job: Job, samples_CS: Samples, codes_FN: NDArray[np.int64], end: RequestEnd | None = None) -> None:
         chunk = AudioChunk(job.id, samples_CS, self.sample_rate, codes_FN, end)
         (self._ready if job.outbox is None else job.outbox).append(chunk)
 

@@ -33,6 +33,11 @@ class Hearing:
         """A recording is being heard, or waits for it."""
         return bool(self._waiting or self._heard_by)
 
+    @property
+    def done(self) -> bool:
+        """The newest piece is, and another follows."""
+        return self.busy and (self._newest is None or self._newest.done)
+
     def start(self, job: Job) -> None:
         """A request that continues a recording has got a row."""
         self._waiting.append((digest(job.prefix_codes), job))
@@ -43,7 +48,7 @@ class Hearing:
 
         Of the first, and of those whose piece has the same size.
         """
-        if self._newest is not None and not self._newest.done:
+        if not self.done:
             return
         self._heard_by = {slot: (key, job) for slot, (key, job) in self._heard_by.items() if job.end is None}
         self._fill_slots()

@@ -16,7 +16,6 @@ from hocket.core import (
     FinishReason,
     PromptRows,
     RequestEnd,
-    ResolvedSampling,
     Speech,
     SpeechRequest,
     Timings,
@@ -25,6 +24,7 @@ from hocket.engine.references import Key
 from hocket.engine.request import Request
 from hocket.engine.runaway import SilenceDetector
 from hocket.errors import HocketError
+from hocket.models.resolved_sampling import ResolvedSampling
 
 
 def resolve_seed(request: SpeechRequest) -> int:

@@ -29,11 +29,10 @@ class TalkerLane:
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
-        self._lookahead = parts.lookahead
-        self._in_flight: deque[FramesInFlight] = deque()
-        #: Of those in flight, how many the next step may leave unread.
-        self._ahead = 0
-        self._has_launched = False
+        #: The frame that was launched and not read. The next one is launched when it has been.
+        self._in_flight: FramesInFlight | None = None
+        #: The latest launch computed a part of a prompt by itself.
+        self._has_prefilled = False
         rows, policy = parts.config.rows, parts.config.runaway
         self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.audio.frame_seconds))
         #: Codes of every row's frames, as they were read back.
@@ -46,19 +45,19 @@ class TalkerLane:
         self._runner.start(row, job.sampling, job.seed, job.request.min_frames, job.prompt)
 
     @property
-    def can_launch(self) -> bool:
-        """Whether another frame may be launched: all that were have been read, or all but one with lookahead."""
-        return len(self._in_flight) <= self._lookahead
-
-    @property
     def busy(self) -> bool:
         """A launched frame is to be read before anything else is launched."""
-        return len(self._in_flight) > self._ahead
+        return self._in_flight is not None
+
+    @property
+    def done(self) -> bool:
+        """`collect` would read something."""
+        return self._in_flight is not None and self._in_flight.done
 
     @property
     def goes_on(self) -> bool:
-        """What was launched need not be waited for: a part of a prompt by itself, or a frame with lookahead."""
-        return self._has_launched and not self.busy
+        """What was launched need not be waited for: a part of a prompt by itself."""
+        return self._has_prefilled and not self.busy
 
     def launch(self) -> None:
         """Compute prompts, as much as a step may, and launch a frame of everybody.
@@ -67,7 +66,7 @@ class TalkerLane:
         which comes sooner for it; but not if nobody else is speaking.
         """
         scheduler, runner = self._scheduler, self._runner
-        self._has_launched = False
+        self._has_prefilled = False
         self._meter.host()
         batch = scheduler.next_frames() if runner.joins_prefill else None
         items = scheduler.next_prefill()
@@ -76,7 +75,7 @@ class TalkerLane:
             scheduler.finish_prefill(items, self._clock())
             return
         if items:
-            self._has_launched = True
+            self._has_prefilled = True
             self._meter.host()
             runner.prefill(items, scheduler.page_table)
             self._meter.prefill_seconds += self._meter.lap()
@@ -84,42 +83,42 @@ class TalkerLane:
         self._launch(scheduler.next_frames(), [])
 
     def _launch(self, batch: FrameBatch, items: list[PrefillItem]) -> None:
-        self._ahead = 1 if self._lookahead and batch.requests else 0
         if not batch.requests:
             return
         meter = self._meter
-        self._has_launched = True
         meter.host()
-        self._in_flight.append(self._runner.launch(batch, self._scheduler.page_table, items))
+        self._in_flight = self._runner.launch(batch, self._scheduler.page_table, items)
         meter.frame_batches += 1
         meter.frame_rows += len(batch.requests)
         meter.frame_seconds += meter.lap()
 
     def collect(self) -> bool:
-        """Read what is to be read and is ready; returns whether there was something.
+        """Read the frame in flight where it is ready; returns whether it was.
 
         It is ready once the codes are drawn: the backbone goes on meanwhile, and the host has that long to launch what
         comes next.
         """
-        before = len(self._in_flight)
-        while self.busy and self._in_flight[0].done:
-            flight = self._in_flight.popleft()
-            self._meter.frame_seconds += self._meter.lap()
-            self._note(flight.batch, *self._runner.collect(flight))
-            self._meter.host()
-        return len(self._in_flight) < before
+        flight = self._in_flight
+        if flight is None or not flight.done:
+            return False
+        self._in_flight = None
+        self._meter.frame_seconds += self._meter.lap()
+        self._note(flight.batch, *self._runner.collect(flight))
+        self._meter.host()
+        return True
 
     def codes(self, row: int, first: int, count: int) -> NDArray[np.int64]:
         """Frames that were read back, int64 [count, N]; a row's stay until another request starts on it."""
         return self._codes_RFN[row, first : first + count].astype(np.int64)
 
     def _note(self, batch: FrameBatch, stopped: list[bool], codes_BN: NDArray[np.int64]) -> None:
-        # What was launched behind a stop, a cancel or the limit counts for nothing: `collect_frames` and `finish` leave
-        # those alone that have ended.
+        # A frame in flight at a cancel counts for nothing: `collect_frames` and `finish` leave those alone that have
+        # ended.
         now = self._clock()
-        self._codes_RFN[batch.rows, batch.frames] = codes_BN
+        rows_B, frames_B, _ = batch.places
+        self._codes_RFN[rows_B, frames_B] = codes_BN
         self._scheduler.collect_frames(batch, stopped, now)
-        for i in self._loops.saw(batch.rows, codes_BN):
+        for i in self._loops.saw(rows_B, codes_BN):
             self._scheduler.finish(batch.requests[i], "runaway", now)
 
 
@@ -149,6 +148,11 @@ class CodecLane:
     def busy(self) -> bool:
         """Something was launched and has not come back."""
         return bool(self._firsts or self._others)
+
+    @property
+    def done(self) -> bool:
+        """Something has come back that `collect` would hand out, or that `launch` has waited for."""
+        return any(flights and flights[0].done for flights in (self._firsts, self._others)) or self._hearing.done
 
     def start(self, job: Job, row: int) -> None:
         """A new stream on `row`."""

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hocket.config import EngineConfig, Environment
-from hocket.core import PLAIN_VOICES, PromptRows, ResolvedSampling, VoiceTraits
+from hocket.core import PLAIN_VOICES, PromptRows, VoiceTraits
 from hocket.engine.codec_places import STRICT_STREAMS, Place
 from hocket.engine.codec_runner import CodecRunner, DecodedChunk, SamplesInFlight
 from hocket.engine.conversions import Conversions
-from hocket.engine.plan import MemoryPlan, plan_memory
+from hocket.engine.plan import MemoryPlan, kv_dtype, plan_memory
 from hocket.engine.references import ReferenceEncoder
 from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.engine.scheduler import Scheduler
@@ -28,10 +28,11 @@ from hocket.engine.voice_vectors import VoiceVectors
 from hocket.errors import ConfigError
 from hocket.models.checkpoint import resolve_checkpoint
 from hocket.models.extras import Extras
-from hocket.models.family import Codec, LoadedTalker, PromptBuilder
+from hocket.models.family import Codec, CodecConfig, LoadedTalker, PromptBuilder
 from hocket.models.fp8 import check_fp8_device, quantize_models
 from hocket.models.layers import lay_out_for_cpu
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
+from hocket.models.resolved_sampling import ResolvedSampling
 from hocket.prompt.text_front import TextFront
 from hocket.voices import ONLY_DEFAULT, Voices
 
@@ -78,6 +79,10 @@ class AudioFormat:
     channels: int
     frame_seconds: float
 
+    @classmethod
+    def of(cls, codec: CodecConfig) -> AudioFormat:
+        return cls(codec.sample_rate, codec.channels, codec.frame_samples / codec.sample_rate)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
@@ -96,8 +101,6 @@ class EngineParts:
     #: None: the engine makes codes only.
     codec: ChunkRunner | None
     references: ReferenceEncoder | None
-    #: Launch a frame before the stop flags of the one before were read.
-    lookahead: bool
     #: Most streams of a codec batch in strict mode.
     strict_streams: int = STRICT_STREAMS["cpu"]
     #: None: the runners are somebody else's.
@@ -132,7 +135,56 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     if codec is not None:
         _check_pair(model, codec)
         _check_reference_length(config, codec)
+    weight_bytes = _settle(model, codec, config)
+    parameter = next(model.talker.parameters())
+    device, dtype, voice = parameter.device, parameter.dtype, model.voice_encoder
+    audio = None if codec is None else codec.config
+    plan = plan_memory(config, talker, audio, dtype=dtype, weight_bytes=weight_bytes, device=device.type)
+    codec_runner = references = None
+    if codec is not None:
+        codec_runner = _codec_runner(codec, config)
+        references = ReferenceEncoder(
+            codec, n_codebooks=talker.n_vq, config=config.reference_cache, fixed_batch=config.strict
+        )
+    talker_runner = TalkerRunner(
+        model.talker,
+        rows=config.rows,
+        pages=plan.pages,
+        page_rows=config.page_rows,
+        max_frames=plan.context_rows,
+        kv_dtype=kv_dtype(config, dtype),
+        strict=config.strict,
+    )
+    talker_runner.prepare()
+    if codec_runner is not None:
+        codec_runner.prepare(talker.n_vq)
+    return EngineParts(
+        config=config,
+        prompt=model.prompt,
+        sampling=model.sampling,
+        audio=AudioFormat(talker.sampling_rate, 1, 0.08) if audio is None else AudioFormat.of(audio),
+        n_vq=talker.n_vq,
+        context_rows=plan.context_rows,
+        pages=plan.pages,
+        memory=plan,
+        strict_streams=STRICT_STREAMS[device.type],
+        talker=talker_runner,
+        codec=codec_runner,
+        references=references,
+        conversions=None if codec is None else Conversions(codec),
+        voice_vectors=None if voice is None else VoiceVectors(voice),
+        voice_traits=talker.voice_traits,
+        voices=model.extras.voices,
+        text_front=text_front_of(model.extras, config),
+        segment_characters=model.extras.segment_characters,
+    )
+
+
+def _settle(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> int:
+    """Bring the weights into the form that they are run in; returns their bytes. Raises ConfigError."""
     device = next(model.talker.parameters()).device
+    if config.kv_dtype == "fp8":
+        check_fp8_device(device, "kv_dtype")
     if config.quantize == "fp8":
         check_fp8_device(device)
         if codec is not None:
@@ -151,63 +203,19 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     else:
         # float32 means float32: by default convolutions are rounded to 10 bits of mantissa.
         torch.backends.cudnn.allow_tf32 = False
-    plan = plan_memory(
-        config,
-        talker,
-        None if codec is None else codec.config,
-        dtype=next(model.talker.parameters()).dtype,
-        weight_bytes=weight_bytes,
-        device=device.type,
-    )
-    codec_runner = references = conversions = None
-    audio = AudioFormat(talker.sampling_rate, 1, 0.08)
-    if codec is not None:
-        shape = codec.config
-        audio = AudioFormat(shape.sample_rate, shape.channels, shape.frame_samples / shape.sample_rate)
-        codec_runner = CodecRunner(
-            codec,
-            rows=config.rows,
-            chunk_sizes=config.chunks.sizes,
-            max_batch=config.chunks.max_batch,
-            first_frames=config.chunks.first_batch_frames,
-            kept=config.kept_streams,
-            strict=config.strict,
-        )
-        references = ReferenceEncoder(
-            codec, n_codebooks=talker.n_vq, config=config.reference_cache, fixed_batch=config.strict
-        )
-        conversions = Conversions(codec)
-    talker_runner = TalkerRunner(
-        model.talker,
+    return weight_bytes
+
+
+def _codec_runner(codec: Codec, config: EngineConfig) -> CodecRunner:
+    return CodecRunner(
+        codec,
         rows=config.rows,
-        pages=plan.pages,
-        page_rows=config.page_rows,
-        max_frames=plan.context_rows,
+        chunk_sizes=config.chunks.sizes,
+        max_batch=config.chunks.max_batch,
+        first_frames=config.chunks.first_batch_frames,
+        kept=config.kept_streams,
         strict=config.strict,
-    )
-    talker_runner.prepare()
-    if codec_runner is not None:
-        codec_runner.prepare(talker.n_vq)
-    return EngineParts(
-        config=config,
-        prompt=model.prompt,
-        sampling=model.sampling,
-        audio=audio,
-        n_vq=talker.n_vq,
-        context_rows=plan.context_rows,
-        pages=plan.pages,
-        memory=plan,
-        strict_streams=STRICT_STREAMS[device.type],
-        talker=talker_runner,
-        codec=codec_runner,
-        references=references,
-        conversions=conversions,
-        voice_vectors=None if voice is None else VoiceVectors(voice),
-        voice_traits=talker.voice_traits,
-        voices=model.extras.voices,
-        text_front=text_front_of(model.extras, config),
-        segment_characters=model.extras.segment_characters,
-        lookahead=config.lookahead,
+        samples=config.samples,
     )
 
 

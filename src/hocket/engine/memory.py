@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -85,8 +85,9 @@ class PagePool:
         self._references = [0] * pages
         self._digest_of: list[bytes | None] = [None] * pages
         self._page_of: dict[bytes, int] = {}
-        #: Pages nobody holds whose content is known, least recently used first (a dict keeps its order of insertion).
-        self._kept: dict[int, None] = {}
+        #: Pages nobody holds whose content is known, least recently used first (a plain dict searches for its
+        #: first entry past all that were there).
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def capacity(self) -> int:
@@ -165,8 +166,7 @@ class PagePool:
         return self._page_of.get(digest)
 
     def _evict(self) -> None:
-        page = next(iter(self._kept))
-        del self._kept[page]
+        page, _ = self._kept.popitem(last=False)
         digest = self._digest_of[page]
         assert digest is not None  # only pages with a digest are ever kept
         del self._page_of[digest]

@@ -1,14 +1,13 @@
 """What front ends and the worker say to each other: one version, no pickle, large arrays in frames of their own.
 
-A message is a list of frames: a MessagePack header, then float32 or int64 arrays as they lie in memory. Samples stay
-float32, so that what arrives is what the engine made, bit for bit. Recordings travel prepared: paths and files are the
-front end's business.
+A message is a list of frames: a MessagePack header, then arrays as they lie in memory. Samples stay what the engine
+made, float32 or int16, bit for bit. Recordings travel prepared: paths and files are the front end's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -23,6 +22,7 @@ from hocket.core import (
     FinishReason,
     PreparedReference,
     RequestEnd,
+    SampleFormat,
     Sampling,
     SpeechRequest,
     StrictModel,
@@ -33,7 +33,7 @@ from hocket.engine.statistics import EngineStats
 from hocket.prompt.text_front import TextFront
 
 #: Both ends must have the same; raised whenever a message changes.
-VERSION = 6
+VERSION = 7
 #: Seconds between signs of life of a worker.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.
@@ -167,6 +167,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     segment_characters: int | None = None
     #: How the front end prepares voices.
     voice_traits: VoiceTraits = PLAIN_VOICES
+    #: Of the speech.
+    samples: SampleFormat = "float32"
 
     @property
     def reference_limits(self) -> ReferenceLimits:
@@ -205,6 +207,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     request_id: str
     sample_rate: int
     samples_shape: tuple[int, int]
+    samples_format: SampleFormat
     codes_shape: tuple[int, int]
     codes: bytes
     end: End | None
@@ -334,6 +337,7 @@ def chunk_message(request_id: str, chunk: AudioChunk) -> OutMessage:
         request_id,
         chunk.sample_rate,
         samples.shape,
+        cast(SampleFormat, samples.dtype.name),
         chunk.codes.shape,
         chunk.codes.tobytes(),
         None if end is None else End.of(end),
@@ -346,7 +350,7 @@ def read_chunk(header: Chunk, frames: Sequence[zmq.Frame]) -> AudioChunk:
     (frame,) = frames
     return AudioChunk(
         header.request_id,
-        np.frombuffer(frame.buffer, np.float32).reshape(header.samples_shape),
+        np.frombuffer(frame.buffer, header.samples_format).reshape(header.samples_shape),
         header.sample_rate,
         np.frombuffer(header.codes, np.int64).reshape(header.codes_shape),
         None if header.end is None else header.end.request_end(),

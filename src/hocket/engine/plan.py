@@ -13,6 +13,7 @@ from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.sampling_rows import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
 from hocket.models.family import CodecConfig, TalkerConfig
+from hocket.models.kv_cache import FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class MemoryPlan:
         return self.weight_bytes + self.kv_bytes + self.ring_bytes + self.row_bytes + self.workspace_bytes
 
 
+def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """What a talker of `dtype` keeps keys and values in."""
+    return FP8 if config.kv_dtype == "fp8" else dtype
+
+
 def plan_memory(
     config: EngineConfig,
     talker: TalkerConfig,
@@ -52,7 +58,7 @@ def plan_memory(
     With `config.memory_bytes`, K/V gets what the rest leaves of it.
     Raises ConfigError when the budget leaves less than one full-length request.
     """
-    kv_row_bytes = talker.kv_bytes_per_row(dtype)
+    kv_row_bytes = talker.kv_bytes_per_row(kv_dtype(config, dtype))
     context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
     ring_bytes = 0
     if codec is not None:
@@ -71,7 +77,7 @@ def plan_memory(
         # Codes, and the text ids beside them.
         + context_rows * (talker.n_vq + 1) * torch.int32.itemsize
     )
-    workspace_bytes = config.rows * context_rows * kv_row_bytes // talker.layers
+    workspace_bytes = config.rows * context_rows * talker.kv_bytes_per_row(dtype) // talker.layers
     kv_rows = config.kv_rows or config.rows * context_rows
     if config.memory_bytes is not None:
         left = config.memory_bytes - weight_bytes - ring_bytes - row_bytes - workspace_bytes

@@ -120,14 +120,12 @@ class PrefillItem:
 
 @dataclass(frozen=True, slots=True)
 class FrameBatch:
-    """Launch one frame of each request: lists of one length, in rank order."""
+    """Launch one frame of each request, in rank order."""
 
     requests: list[Request]
-    rows: list[int]
-    #: Index of the frame within its request, which keys its randomness.
-    frames: list[int]
-    #: K/V row that the frame writes.
-    starts: list[int]
+    #: int64 [3, B]: each one's row, the index of the frame within its request, which keys its randomness, and the K/V
+    #: row that it writes.
+    places: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +27,17 @@ class RequestPages:
         width = self.pool.pages_for(config.max_context_rows)
         self.table: NDArray[np.int32] = np.full((config.rows, width), SCRATCH_PAGE, dtype=np.int32)
 
-    def reserve(self, request: Request, active: Iterable[Request]) -> bool:
+    def reserve(self, request: Request, active: Sequence[Request]) -> bool:
         """Give a waiting request the pages of all rows it must compute, where that leaves a page to grow for it and for
         each `active` request that still grows: one that only just fits would soon be preempted, and computed twice.
         """
         pool = self.pool
         wanted = pool.pages_for(request.prompt_rows + request.launched)
         known = self.prefixes.match(request.digests, request.prompt_rows)
-        growth = int(wanted < pool.pages_for(request.max_rows))
-        growth += sum(other.capacity_rows < other.max_rows for other in active)
         woken = sum(pool.references(page) == 0 for page in known)
-        if wanted - len(known) + growth > pool.available - woken:
+        left = pool.available - woken - (wanted - len(known)) - (wanted < pool.pages_for(request.max_rows))
+        # Where all of them may grow, nobody has to ask each.
+        if left < len(active) and left < sum(other.capacity_rows < other.max_rows for other in active):
             return False
         self.prefixes.take(known)
         request.pages = known + pool.acquire(wanted - len(known))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,16 +75,19 @@ class LoopDetector:
         self._recent_RP[row] = 0
         self._runs_RP[row] = 0
 
-    def saw(self, rows: Sequence[int], codes_BN: NDArray[np.int64]) -> list[int]:
-        """Take the next frame of distinct `rows`; the indices into `rows` whose loop has lasted long enough."""
+    def saw(self, rows_B: NDArray[np.int64], codes_BN: NDArray[np.int64]) -> list[int]:
+        """Take the next frame of distinct rows; the indices into `rows_B` whose loop has lasted long enough."""
         if not self._frames:
             return []
-        rows_B = np.asarray(rows)
         frame_B1 = (codes_BN @ self._multipliers_N + 1)[:, None]
         recent_BP = self._recent_RP[rows_B]
-        runs_BP = (self._runs_RP[rows_B] + 1) * (recent_BP == frame_B1)
-        self._runs_RP[rows_B] = runs_BP
         self._recent_RP[rows_B] = np.concatenate([frame_B1, recent_BP[:, :-1]], axis=1)
+        repeats_BP = recent_BP == frame_B1
+        if not repeats_BP.any():  # as in nearly every frame
+            self._runs_RP[rows_B] = 0
+            return []
+        runs_BP = (self._runs_RP[rows_B] + 1) * repeats_BP
+        self._runs_RP[rows_B] = runs_BP
         return np.flatnonzero(runs_BP.max(axis=1) >= self._frames).tolist()
 
 

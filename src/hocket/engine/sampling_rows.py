@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.core import ResolvedSampling
 from hocket.engine.transfer import to_device
+from hocket.models.resolved_sampling import ResolvedSampling
 from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch
 
 #: Bytes that a row takes.
@@ -26,7 +25,7 @@ class SamplingRows:
         #: Seed, top_k, least frames; the predictor's top_k.
         self._integers_4R = torch.zeros(4, rows, dtype=torch.int64, device=device)
         #: Known to the host, so that a batch without a penalty needs no history.
-        self._has_penalty_R = [False] * rows
+        self._has_penalty_R = np.zeros(rows, np.bool_)
         #: The newest batch and its rows: the set of running rows seldom changes from one frame to the next.
         self._newest: tuple[tuple[int, ...], SamplingBatch] | None = None
 
@@ -43,9 +42,9 @@ class SamplingRows:
         self._has_penalty_R[row] = sampling.repetition_penalty != 1
         self._newest = None
 
-    def any_penalty(self, rows: Sequence[int]) -> bool:
+    def any_penalty(self, rows: NDArray[np.int64]) -> bool:
         """Whether a repetition penalty applies to any of `rows`."""
-        return any(self._has_penalty_R[row] for row in rows)
+        return bool(self._has_penalty_R[rows].any())
 
     def batch(self, rows_B: Tensor, rows: tuple[int, ...] | None = None) -> SamplingBatch:
         """The parameters of `rows_B` (int64 [B]); `rows` are the same on the host, where it knows them."""

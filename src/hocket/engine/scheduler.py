@@ -2,7 +2,9 @@
 
 Holds no tensor and reads no clock. A step is driven in this order:
 
-    admit → next_prefill, finish_prefill → next_frames → next_decode → collect_decode, collect_frames → release_finished
+    admit → next_prefill, finish_prefill → next_frames → collect_frames → collect_decode, next_decode → release_finished
+
+Frames are collected before the next ones are launched.
 
 Service is first come, first served within a priority, and nobody overtakes: when the head of the queue does not fit,
 those behind it wait too, however small they are, so the head is never starved by them.
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -178,7 +179,7 @@ class Scheduler:
         while self._waiting:
             request = self._waiting[0]
             if (request.row == NO_ROW and not self._rows.free) or not self._pages.reserve(
-                request, chain(self._prefilling, self._running)
+                request, [*self._prefilling, *self._running]
             ):
                 break
             del self._waiting[0]
@@ -229,26 +230,21 @@ class Scheduler:
                 insort(self._running, request, key=_rank)
 
     def next_frames(self) -> FrameBatch:
-        """One frame of every running request that has one left and room for its row; empty when there is none."""
-        batch = []
+        """One frame of every running request that has room for its row; empty when there is none."""
+        batch: list[Request] = []
+        places: list[int] = []
         for request in self._running:  # a preemption takes from the end, behind the request that grows
-            if request.launched == request.max_frames:
+            frame, start = request.launched, request.computed_rows
+            if start == request.capacity_rows and not self._grow(request):
                 continue
-            if request.computed_rows == request.capacity_rows and not self._grow(request):
-                continue
-            request.launched += 1
-            request.computed_rows += 1
             batch.append(request)
-        return FrameBatch(
-            requests=batch,
-            rows=[request.row for request in batch],
-            frames=[request.launched - 1 for request in batch],
-            starts=[request.computed_rows - 1 for request in batch],
-        )
+            places += (request.row, frame, start)
+            request.launched, request.computed_rows = frame + 1, start + 1
+        return FrameBatch(batch, np.fromiter(places, np.int64, len(places)).reshape(-1, 3).T.copy())
 
     def collect_frames(self, batch: FrameBatch, stopped: Sequence[bool], now: float) -> None:
-        """Take the stop flags of `batch`, one per request. A frame whose flag is set holds no speech; it and what was
-        launched behind it are dropped. Batches come back in the order of their launch.
+        """Take the stop flags of `batch`, one per request. A frame whose flag is set holds no speech and is dropped; so
+        is one of a request that has ended meanwhile.
         """
         for request, stop in zip(batch.requests, stopped, strict=True):
             request.collected += 1
@@ -334,7 +330,7 @@ class Scheduler:
         """Add a page to a running request, if need be at the cost of those ranked behind it; False: it waits a step.
 
         It waits where all others rank before it (they would only preempt it in turn), and where pages are coming back
-        anyway: an ending request's within two steps, for which a preemption would be a high price.
+        anyway: an ending request's with this step, for which a preemption would be a high price.
         """
         while not self._pages.pool.available:
             if any(other.pages for other in self._ending) or not self._preempt_behind(request):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.core import PromptRows, ResolvedSampling
+from hocket.core import PromptRows
 from hocket.engine.batches import Piece, cut, frame_batch, piece_batch
 from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 from hocket.engine.memory import SCRATCH_PAGE
@@ -24,6 +24,7 @@ from hocket.engine.sampling_rows import SamplingRows
 from hocket.engine.transfer import CopyLane, HostCopy, to_device
 from hocket.models.family import Talker
 from hocket.models.kv_cache import KVPages, PagedBatch
+from hocket.models.resolved_sampling import ResolvedSampling
 
 #: Rows of every decode batch, and pages of every prefill batch, in strict mode, whatever the load and the engine's
 #: size: a result's bits depend on the shape it was computed in.
@@ -54,11 +55,20 @@ class FramesInFlight:
 class TalkerRunner:
     """Runs prefill and frames on `rows` request rows, with K/V for `pages` pages of `page_rows` positions each.
 
-    `max_frames` is the most frames that one request may have. `strict` fixes every shape (see `STRICT_ROWS`).
+    `max_frames` is the most frames that one request may have; `kv_dtype` None is the talker's own. `strict` fixes every
+    shape (see `STRICT_ROWS`).
     """
 
     def __init__(
-        self, talker: Talker, *, rows: int, pages: int, page_rows: int, max_frames: int, strict: bool = False
+        self,
+        talker: Talker,
+        *,
+        rows: int,
+        pages: int,
+        page_rows: int,
+        max_frames: int,
+        kv_dtype: torch.dtype | None = None,
+        strict: bool = False,
     ) -> None:
         config = talker.config
         parameter = next(talker.parameters())
@@ -69,7 +79,7 @@ class TalkerRunner:
         self._launcher = Launcher(self._device)
         self._copies = CopyLane(self._device)
         self._kv = KVPages.allocate(
-            config.layers, pages, page_rows, config.kv_heads, config.head_dim, self._dtype, self._device
+            config.layers, pages, page_rows, config.kv_heads, config.head_dim, kv_dtype or self._dtype, self._device
         )
         #: One row more than there are requests: padding reads and writes it.
         self._scratch_row = rows
@@ -119,12 +129,13 @@ class TalkerRunner:
         if not self._launcher.records:
             return
         nothing = np.zeros((1, 1 + self.talker.config.n_vq), np.int64)
+        no_frames = np.zeros((3, 0), np.int64)
         with self._launcher.active():
             # The largest first: the smaller ones fit into its memory.
             for size in reversed(self._page_sizes):
                 self._run_pages([Piece(self._scratch_row, nothing, 0, True)] * size)
             for size in reversed(self._frame_sizes):
-                places = self._put_frames([], [], [], size)
+                places = self._put_frames(no_frames, size)
                 for has_penalty in (True, False):
                     self._draw(places, has_penalty)
                 self._advance(places, None, None)
@@ -132,7 +143,7 @@ class TalkerRunner:
                 for size in reversed(self._joined_sizes[0]):
                     for pages in reversed(self._joined_sizes[1]):
                         self._advance_joined(
-                            self._put_frames([], [], [], size), [Piece(self._scratch_row, nothing, 0, True)] * pages
+                            self._put_frames(no_frames, size), [Piece(self._scratch_row, nothing, 0, True)] * pages
                         )
         self._launcher.seal()
 
@@ -223,7 +234,8 @@ class TalkerRunner:
         request = item.request
         first = item.start - request.prompt_rows
         for i in range(item.count):
-            places = self._put_frames([request.row], [first + i], [item.start + i], self._frame_sizes[0])
+            place = np.array([[request.row], [first + i], [item.start + i]])
+            places = self._put_frames(place, self._frame_sizes[0])
             end = item.start + i + 1
             self._advance(places, self._width(end), self._lengths(np.array([end])))
 
@@ -242,19 +254,20 @@ class TalkerRunner:
             pieces = self._pieces(items)
             apart = max(0, len(pieces) - self._joined_sizes[1][-1])
             self._prefill(pieces[:apart])
-            for i in range(0, len(batch.rows), most):
-                rows, frames, starts = (field[i : i + most] for field in (batch.rows, batch.frames, batch.starts))
-                places = self._put_frames(rows, frames, starts, self._padded(self._frame_sizes, len(rows)))
-                host_rows = (
-                    None if self._launcher.records else (*rows, *[self._scratch_row] * (places.shape[1] - len(rows)))
-                )
+            for i in range(0, len(batch.requests), most):
+                part = batch.places[:, i : i + most]
+                rows, count = part[0], part.shape[1]
+                places = self._put_frames(part, self._padded(self._frame_sizes, count))
+                host_rows = None
+                if not self._launcher.records:
+                    host_rows = (*rows.tolist(), *[self._scratch_row] * (places.shape[1] - count))
                 drawn = self._draw(places, self._sampling.any_penalty(rows), host_rows)
-                results.append(self._copies.start(drawn[: len(rows)]))
+                results.append(self._copies.start(drawn[:count]))
                 if pieces:
-                    size = next(size for size in self._joined_sizes[0] if size >= len(rows))
-                    self._advance_joined(self._put_frames(rows, frames, starts, size), pieces[apart:])
+                    size = next(size for size in self._joined_sizes[0] if size >= count)
+                    self._advance_joined(self._put_frames(part, size), pieces[apart:])
                 else:
-                    ends = np.array(starts) + 1
+                    ends = part[2] + 1
                     self._advance(places, self._width(int(ends.max())), self._lengths(ends))
                 self._copies.settle()
         return FramesInFlight(batch, results)
@@ -264,8 +277,8 @@ class TalkerRunner:
         results = np.concatenate([copy.wait().numpy() for copy in flight.results])
         return results[:, 0].astype(bool).tolist(), results[:, 1:]
 
-    def _put_frames(self, rows: Sequence[int], frames: Sequence[int], starts: Sequence[int], size: int) -> Tensor:
-        return self._launcher.put("frames", frame_batch(rows, frames, starts, size, self._scratch_row))
+    def _put_frames(self, places_3B: NDArray[np.int64], size: int) -> Tensor:
+        return self._launcher.put("frames", frame_batch(places_3B, size, self._scratch_row))
 
     def _draw(self, places: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
         """Stop flags and codes int64 [B, 1 + N] of the frames at `places`; the codes stay on the device, too."""

@@ -245,6 +245,7 @@ class Worker:
             text_front=self._text_front,
             segment_characters=self._segment_characters,
             voice_traits=self._voice_traits,
+            samples=engine.config.samples,
         )
         self._send(front_end, [encode(ready)])
         self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
@@ -296,8 +297,8 @@ class Worker:
 
     def _nothing(self, request_id: str) -> AudioChunk:
         """All that comes of a request that was cancelled before it was opened."""
-        silence_CS, codes_FN = np.zeros((self._engine.channels, 0), np.float32), np.zeros((0, 0), np.int64)
-        end = RequestEnd("cancelled", 0, Timings())
+        silence_CS = np.zeros((self._engine.channels, 0), self._engine.config.samples)
+        codes_FN, end = np.zeros((0, 0), np.int64), RequestEnd("cancelled", 0, Timings())
         return AudioChunk(request_id, silence_CS, self._engine.sample_rate, codes_FN, end)
 
     def _cancel(self, engine_id: str) -> None:

@@ -50,11 +50,11 @@ def run_worker(endpoint: str, spec: EngineSpec) -> int:
         worker = Worker(
             engine,
             socket,
-            conversions=engine.conversions,
+            conversions=engine.parts.conversions,
             model=spec.model,
-            text_front=engine.text_front,
-            segment_characters=engine.segment_characters,
-            voice_traits=engine.voice_traits,
+            text_front=engine.parts.text_front,
+            segment_characters=engine.parts.segment_characters,
+            voice_traits=engine.parts.voice_traits,
             drain_seconds=spec.drain_seconds,
         )
 

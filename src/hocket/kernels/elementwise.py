@@ -1,8 +1,7 @@
-"""Gated activations, embeddings and FP8 rounding of rows.
+"""Activations, rounding to 8 bits, and embeddings.
 
-What needs no whole row runs in tiles of up to 1,024 columns (4 warps, 8 elements a thread); what needs the largest
-magnitude of a row has the whole row in registers (`rows.Tile`), and is read once. `gelu`, which knows no rows, runs in
-blocks of 4,096 elements (4 warps; 4 loads of 16 bytes a thread in bfloat16).
+What needs no whole row runs in tiles of up to 1,024 columns (4 warps, 8 elements a thread, or 32 where there are
+many); what needs the largest magnitude of a row has the whole row in registers (`rows`).
 """
 
 from __future__ import annotations
@@ -12,32 +11,114 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rows import FP8, Tile, as_rows, rounded, store_tile, tile_at
+from hocket.kernels.rows import (
+    Tile,
+    as_rows,
+    columns_at,
+    empty_rows,
+    rounded,
+    rows_at,
+    scaled,
+    store_rows,
+    targets,
+)
+from hocket.kernels.scaled import Rows8, Scaled, operands
 
 _COLUMNS = 1024
-_ELEMENTS = 4096
+#: From so many results on a tile has four rows of 1,024, so that there are fewer programs to launch.
+_MANY = 1 << 22
 
 
 @triton.jit
-def _silu_mul_kernel(
-    x_ptr, out_ptr, scale_ptr, x_stride, count, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    rows, columns, mask = tile_at(count, WIDTH, ROWS, BLOCK)
-    gate_ptr = x_ptr + rows * x_stride + columns
-    gate = tl.load(gate_ptr, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_ptr + WIDTH, mask=mask, other=0.0).to(tl.float32)
-    silu = rounded(gate / (1.0 + tl.exp(-gate)), x_ptr.dtype.element_ty)
-    out = rounded(silu * up, x_ptr.dtype.element_ty)
-    store_tile(out_ptr, scale_ptr, rows * WIDTH + columns, out, rows, count, mask)
+def _silu(x):
+    """x / (1 + exp(-x)) in 6 instructions an element; `/` and `exp` take 15, for operands that do not occur here."""
+    root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
+    return x * root * root
 
 
 @triton.jit
-def _quantize_rows_kernel(
-    x_ptr, out_ptr, scale_ptr, x_stride, count, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    rows, columns, mask = tile_at(count, WIDTH, ROWS, BLOCK)
-    x = tl.load(x_ptr + rows * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
-    store_tile(out_ptr, scale_ptr, rows * WIDTH + columns, x, rows, count, mask)
+def _gelu(x):
+    """x Phi(x) = max(x, 0) - |x| Phi(-|x|), with log2 Phi(-a) as a polynomial of degree 8.
+
+    15 instructions an element; with erf, 36 would take longer than the memory does. The coefficients are a weighted
+    minimax fit on [0, 6.5] that is exact at 0; beyond, the polynomial falls. Off by at most 1.5e-6 of the result from
+    x = -3 on, and by 5e-9 below: 1 + erf(x / sqrt(2)) in float32, which cancels there, is off by 1e-6.
+    """
+    a = tl.abs(x)
+    log2_tail = tl.fma(a, -5.930554607402883e-07, 9.387048521602992e-06)
+    log2_tail = tl.fma(log2_tail, a, -2.460694122419227e-05)
+    log2_tail = tl.fma(log2_tail, a, -5.862011457793415e-04)
+    log2_tail = tl.fma(log2_tail, a, 7.747926749289036e-03)
+    log2_tail = tl.fma(log2_tail, a, -5.305260792374611e-02)
+    log2_tail = tl.fma(log2_tail, a, -4.589943885803223e-01)
+    log2_tail = tl.fma(log2_tail, a, -1.1511328220367432)
+    log2_tail = tl.fma(log2_tail, a, -1.0)
+    return tl.fma(-a, tl.exp2(log2_tail), tl.maximum(x, 0.0))
+
+
+@triton.jit
+def _inputs(x_ptr, x_stride, rows, columns, mask, ACTIVATION: tl.constexpr, WIDTH: tl.constexpr):
+    """Of a tile of results, as they lie there; the second is none without a gate."""
+    at = x_ptr + rows * x_stride + columns
+    x = tl.load(at, mask=mask, other=0.0)
+    return x, (tl.load(at + WIDTH, mask=mask, other=0.0) if ACTIVATION == "silu_mul" else x)
+
+
+@triton.jit
+def _activated(
+    x, up, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist,
+    ACTIVATION: tl.constexpr, DTYPE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A tile of results, float32, all steps rounded to `DTYPE`."""
+    x = scaled(x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, DTYPE)
+    if ACTIVATION == "gelu":
+        x = rounded(_gelu(x), DTYPE)
+    elif ACTIVATION == "silu":
+        x = rounded(_silu(x), DTYPE)
+    elif ACTIVATION == "silu_mul":
+        up = scaled(up, rows_ptr, columns_ptr, bias_ptr, rows, columns + WIDTH, rows_exist, columns_exist, DTYPE)
+        x = rounded(rounded(_silu(x), DTYPE) * up, DTYPE)
+    return x
+
+
+@triton.jit
+def _activation_kernel(
+    x_ptr, rows_ptr, columns_ptr, bias_ptr, out_ptr, x_stride, count,
+    ACTIVATION: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    rows, rows_exist = rows_at(count, ROWS)
+    columns, columns_exist = columns_at(tl.program_id(1), WIDTH, BLOCK, WIDTH % BLOCK == 0)
+    mask = rows_exist & columns_exist
+    x, up = _inputs(x_ptr, x_stride, rows, columns, mask, ACTIVATION, WIDTH)
+    out = _activated(
+        x, up, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, ACTIVATION, dtype, WIDTH
+    )
+    tl.store(out_ptr + rows * WIDTH + columns, out.to(dtype), mask=mask)
+
+
+@triton.jit
+def _fp8_kernel(
+    x_ptr, rows_ptr, columns_ptr, bias_ptr, out_ptr, scale_ptr, x_stride, count,
+    ACTIVATION: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    rows, rows_exist = rows_at(count, ROWS)
+    # All of a row is on its way before the first of it is used.
+    inputs = ()
+    for piece in tl.static_range(PIECES):
+        columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
+        inputs += (_inputs(x_ptr, x_stride, rows, columns, rows_exist & columns_exist, ACTIVATION, WIDTH),)
+    pieces = ()
+    for piece in tl.static_range(PIECES):
+        columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
+        x, up = inputs[piece]
+        out = _activated(
+            x, up, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist,
+            ACTIVATION, tl.float32, WIDTH,
+        )  # fmt: skip
+        pieces += (out,)
+    store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -60,73 +141,47 @@ def _embed_sum_kernel(
     tl.store(out_ptr + row * WIDTH + columns, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _gelu_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
-    """x Phi(x) = max(x, 0) - |x| Phi(-|x|), with log2 Phi(-a) as a polynomial of degree 8.
-
-    15 instructions an element; with erf, 36 would take longer than the memory does. The coefficients are a weighted
-    minimax fit on [0, 6.5] that is exact at 0; beyond, the polynomial falls. Off by at most 1.5e-6 of the result from
-    x = -3 on, and by 5e-9 below: 1 + erf(x / sqrt(2)) in float32, which cancels there, is off by 1e-6.
-    """
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = places < count
-    x = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
-    a = tl.abs(x)
-    log2_tail = a * -5.930554607402883e-07 + 9.387048521602992e-06
-    log2_tail = log2_tail * a - 2.460694122419227e-05
-    log2_tail = log2_tail * a - 5.862011457793415e-04
-    log2_tail = log2_tail * a + 7.747926749289036e-03
-    log2_tail = log2_tail * a - 5.305260792374611e-02
-    log2_tail = log2_tail * a - 4.589943885803223e-01
-    log2_tail = log2_tail * a - 1.1511328220367432
-    log2_tail = log2_tail * a - 1.0
-    out = tl.maximum(x, 0.0) - a * tl.exp2(log2_tail)
-    tl.store(out_ptr + places, out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
     """`reference.silu_mul`."""
-    width, x_ME = gate_up.shape[-1] // 2, as_rows(gate_up)
-    count = len(x_ME)
-    out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
-    tile = Tile.of(min(width, _COLUMNS))
-    _silu_mul_kernel[(triton.cdiv(count, tile.rows), triton.cdiv(width, tile.block))](
-        x_ME, out, None, x_ME.stride(0), count,
-        WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
-    )  # fmt: skip
-    return out
+    return _activate(gate_up, "silu_mul", gate_up.shape[-1] // 2, to_fp8)
 
 
-def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """`quantize_rows` of `silu_mul`: float8 rows and their scales [..., 1]."""
-    return _to_fp8(_silu_mul_kernel, gate_up, gate_up.shape[-1] // 2)
+def silu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
+    """`reference.silu`."""
+    return _activate(x, "silu", x.shape[-1], to_fp8)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def gelu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
+    """`reference.gelu`, of finite numbers."""
+    return _activate(x, "gelu", x.shape[-1], to_fp8)
+
+
+def quantize_rows(x: Tensor) -> Rows8:
     """`reference.quantize_rows`."""
-    return _to_fp8(_quantize_rows_kernel, x, x.shape[-1])
+    return _activate(x, "", x.shape[-1], True)
 
 
-def _to_fp8(kernel, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Whole rows of `width` results, as float8 rows and scales."""
-    x_ME = as_rows(x)
+def _activate(x: Tensor | Scaled, activation: str, width: int, to_fp8: bool) -> Tensor | Rows8:
+    """`width` results of each row."""
+    product, *scales = operands(x)
+    x_ME = as_rows(product)
     count = len(x_ME)
-    out = torch.empty((*x.shape[:-1], width), dtype=FP8, device=x.device)
-    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    tile = Tile.of(width)
-    kernel[(triton.cdiv(count, tile.rows),)](
-        x_ME, out, scale, x_ME.stride(0), count,
-        WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
+    out = empty_rows(product, width, product.dtype, to_fp8)
+    values, out_scales = targets(out)
+    if to_fp8:
+        tile = Tile.of(width)
+        _fp8_kernel[(triton.cdiv(count, tile.rows),)](
+            x_ME, *scales, values, out_scales, x_ME.stride(0), count,
+            ACTIVATION=activation, WIDTH=width, ROWS=tile.rows, BLOCK=tile.block,
+            num_warps=tile.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out
+    block = min(triton.next_power_of_2(width), _COLUMNS)
+    rows = _COLUMNS // block * (4 if count * width >= _MANY else 1)
+    _activation_kernel[(triton.cdiv(count, rows), triton.cdiv(width, block))](
+        x_ME, *scales, values, x_ME.stride(0), count,
+        ACTIVATION=activation, WIDTH=width, ROWS=rows, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    return out, scale
-
-
-def gelu(x: Tensor) -> Tensor:
-    """`reference.gelu`, of finite numbers. `x` is contiguous."""
-    if not x.is_contiguous():
-        raise ValueError("gelu needs a contiguous tensor")
-    out, count = torch.empty_like(x), x.numel()
-    _gelu_kernel[(triton.cdiv(count, _ELEMENTS),)](x, out, count, BLOCK=_ELEMENTS, num_warps=4)
     return out
 
 

@@ -1,7 +1,7 @@
-"""Norms over rows, with the addition before them and the FP8 rounding after them in the same launch.
+"""Norms over rows, with the addition before them and the rounding to 8 bits after them in the same launch.
 
-A program holds whole rows in registers (`rows.Tile`), so each element is read once and written once: at width 2,560
-one row a program, 8 warps, 16 elements a thread. Sums are float32.
+A program holds whole rows in registers (`rows`), so each element is read once and written once. All loads come before
+the first store, which they could not overtake. Sums are float32.
 """
 
 from __future__ import annotations
@@ -11,149 +11,219 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rows import FP8, Tile, as_rows, rounded, store_tile, tile_at
+from hocket.kernels.rows import (
+    Tile,
+    as_rows,
+    columns_at,
+    empty_rows,
+    load_scaled,
+    rounded,
+    rows_at,
+    store_rows,
+    targets,
+    triton_dtype,
+)
+from hocket.kernels.scaled import Rows8, Scaled, operands
 
 #: Columns of a program that needs no whole row.
 _COLUMNS = 1024
 
 
 @triton.jit
-def _load_sum(x_ptr, delta_ptr, scale_ptr, total_ptr, x_stride, delta_stride, rows, columns, mask, WIDTH: tl.constexpr):
-    """float32 rows of x, or of x + [scale *] delta, stored as well and rounded as stored."""
+def _load_sum(
+    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, x_stride, delta_stride,
+    rows, columns, rows_exist, columns_exist,
+):  # fmt: skip
+    """float32 of x, or of x + [gain *] delta, rounded as x is stored."""
+    mask = rows_exist & columns_exist
     x = tl.load(x_ptr + rows * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     if delta_ptr is not None:
-        delta = tl.load(delta_ptr + rows * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
-        if scale_ptr is not None:
-            delta = delta * tl.load(scale_ptr + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-        x = rounded(x + delta, total_ptr.dtype.element_ty)
-        tl.store(total_ptr + rows * WIDTH + columns, x.to(total_ptr.dtype.element_ty), mask=mask)
+        at = rows * delta_stride + columns
+        delta = load_scaled(
+            delta_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist
+        )
+        if gain_ptr is not None:
+            delta = delta * tl.load(gain_ptr + columns, mask=columns_exist, other=0.0).to(tl.float32)
+        x = rounded(x + delta, x_ptr.dtype.element_ty)
     return x
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x_ptr, delta_ptr, weight_ptr, total_ptr, out_ptr, scale_ptr, x_stride, delta_stride, count, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+def _sum_rows(
+    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride, delta_stride,
+    rows, rows_exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows, columns, mask = tile_at(count, WIDTH, ROWS, BLOCK)
-    x = _load_sum(x_ptr, delta_ptr, None, total_ptr, x_stride, delta_stride, rows, columns, mask, WIDTH)
-    weight = tl.load(weight_ptr + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / WIDTH + eps)
-    # The norm is rounded before the weight multiplies, and the product before FP8 sees it.
-    out = rounded(rounded(normed, x_ptr.dtype.element_ty) * weight, x_ptr.dtype.element_ty)
-    store_tile(out_ptr, scale_ptr, rows * WIDTH + columns, out, rows, count, mask)
+    """`_load_sum` of whole rows in pieces; sums are stored as well."""
+    PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    pieces = ()
+    for piece in tl.static_range(PIECES):
+        columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
+        x = _load_sum(
+            x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, x_stride, delta_stride,
+            rows, columns, rows_exist, columns_exist,
+        )  # fmt: skip
+        pieces += (x,)
+    if delta_ptr is not None:
+        store_rows(total_ptr, None, pieces, rows, rows_exist, WIDTH, BLOCK)
+    return pieces
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, weight_ptr, total_ptr, out_ptr, scale_ptr,
+    x_stride, delta_stride, count, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    rows, rows_exist = rows_at(count, ROWS)
+    weights = _vector(weight_ptr, WIDTH, BLOCK)
+    pieces = _sum_rows(
+        x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, None, total_ptr, x_stride, delta_stride,
+        rows, rows_exist, WIDTH, BLOCK,
+    )  # fmt: skip
+    squares = pieces[0] * pieces[0]
+    for piece in tl.static_range(1, PIECES):
+        squares += pieces[piece] * pieces[piece]
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / WIDTH + eps)
+    normed = ()
+    for piece in tl.static_range(PIECES):
+        # The norm is rounded before the weight multiplies.
+        normed += (rounded(rounded(pieces[piece] * rstd, dtype) * weights[piece], dtype),)
+    store_rows(out_ptr, scale_ptr, normed, rows, rows_exist, WIDTH, BLOCK)
 
 
 @triton.jit
 def _layer_norm_kernel(
-    x_ptr, delta_ptr, scale_ptr, weight_ptr, bias_ptr, total_ptr, out_ptr, x_stride, delta_stride, count, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, weight_ptr, offset_ptr, total_ptr, out_ptr, scale_ptr,
+    x_stride, delta_stride, count, eps,
+    DTYPE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows, columns, mask = tile_at(count, WIDTH, ROWS, BLOCK)
-    x = _load_sum(x_ptr, delta_ptr, scale_ptr, total_ptr, x_stride, delta_stride, rows, columns, mask, WIDTH)
-    weight = tl.load(weight_ptr + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    rows, rows_exist = rows_at(count, ROWS)
+    weights, offsets = _vector(weight_ptr, WIDTH, BLOCK), _vector(offset_ptr, WIDTH, BLOCK)
+    pieces = _sum_rows(
+        x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride, delta_stride,
+        rows, rows_exist, WIDTH, BLOCK,
+    )  # fmt: skip
+    total = pieces[0]
+    for piece in tl.static_range(1, PIECES):
+        total += pieces[piece]
+    mean = tl.sum(total, axis=1, keep_dims=True) / WIDTH
     # Two passes over registers: the mean of squares minus the squared mean would cancel.
-    centred = tl.where(mask, x - tl.sum(x, axis=1, keep_dims=True) / WIDTH, 0.0)
-    normed = centred * tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / WIDTH + eps)
-    store_tile(out_ptr, None, rows * WIDTH + columns, normed * weight + bias, rows, count, mask)
+    centred = ()
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for piece in tl.static_range(PIECES):
+        _, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
+        x = tl.where(columns_exist, pieces[piece] - mean, 0.0)
+        squares += x * x
+        centred += (x,)
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / WIDTH + eps)
+    normed = ()
+    for piece in tl.static_range(PIECES):
+        normed += (rounded(centred[piece] * rstd * weights[piece] + offsets[piece], DTYPE),)
+    store_rows(out_ptr, scale_ptr, normed, rows, rows_exist, WIDTH, BLOCK)
+
+
+@triton.jit
+def _vector(ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """What all rows share, float32 [1, D] in pieces."""
+    pieces = ()
+    for piece in tl.static_range((WIDTH + BLOCK - 1) // BLOCK):
+        columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
+        pieces += (tl.load(ptr + columns, mask=columns_exist, other=0.0).to(tl.float32),)
+    return pieces
 
 
 @triton.jit
 def _scaled_add_kernel(
-    x_ptr, delta_ptr, scale_ptr, total_ptr, x_stride, delta_stride, count,
+    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride, delta_stride, count,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows, columns, mask = tile_at(count, WIDTH, ROWS, BLOCK)
-    _load_sum(x_ptr, delta_ptr, scale_ptr, total_ptr, x_stride, delta_stride, rows, columns, mask, WIDTH)
+    rows, rows_exist = rows_at(count, ROWS)
+    columns, columns_exist = columns_at(tl.program_id(1), WIDTH, BLOCK, WIDTH % BLOCK == 0)
+    total = _load_sum(
+        x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, x_stride, delta_stride,
+        rows, columns, rows_exist, columns_exist,
+    )  # fmt: skip
+    at = total_ptr + rows * WIDTH + columns
+    tl.store(at, total.to(total_ptr.dtype.element_ty), mask=rows_exist & columns_exist)
 
 
-def _rms(x: Tensor, delta: Tensor | None, weight_D: Tensor, eps: float, fp8: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(total, normed, scale); total is `x` itself without a delta, scale is unset without FP8."""
-    width, x_MD = x.shape[-1], as_rows(x)
-    count = len(x_MD)
-    delta_MD = None if delta is None else as_rows(delta)
-    total = x if delta is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out = torch.empty(x.shape, dtype=FP8 if fp8 else x.dtype, device=x.device)
-    scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device) if fp8 else None
+def _sum_operands(
+    x: Tensor, delta: Tensor | Scaled | None
+) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None, tuple[int, int]]:
+    """Rows of x; delta's, their scales and bias; where sums go (None without a delta); strides."""
+    x_MD = as_rows(x)
+    if delta is None:
+        return x_MD, (None,) * 4, None, (x_MD.stride(0), 0)
+    product, *scales = operands(delta)
+    delta_MD = as_rows(product)
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return x_MD, (delta_MD, *scales), total, (x_MD.stride(0), delta_MD.stride(0))
+
+
+def add_rms_norm(
+    x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, eps: float, to_fp8: bool = False
+) -> tuple[Tensor, Tensor | Rows8]:
+    """`reference.add_rms_norm`."""
+    x_MD, deltas, total, strides = _sum_operands(x, delta)
+    count, width = x_MD.shape
+    out = empty_rows(x, width, x.dtype, to_fp8)
     tile = Tile.of(width)
     _rms_norm_kernel[(triton.cdiv(count, tile.rows),)](
-        x_MD, delta_MD, weight_D, None if delta is None else total, out, scale,
-        x_MD.stride(0), 0 if delta_MD is None else delta_MD.stride(0), count, eps,
-        WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
+        x_MD, *deltas, weight_D, total, *targets(out), *strides, count, eps,
+        WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps, enable_fp_fusion=False,
     )  # fmt: skip
-    return total, out, scale
-
-
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """`reference.rms_norm`."""
-    return _rms(x, None, weight_D, eps, fp8=False)[1]
-
-
-def add_rms_norm(x: Tensor, delta: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`reference.add_rms_norm`."""
-    return _rms(x, delta, weight_D, eps, fp8=False)[:2]
-
-
-def rms_norm_fp8(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`quantize_rows` of `rms_norm`: float8 rows and their scales [..., 1]."""
-    return _rms(x, None, weight_D, eps, fp8=True)[1:]
-
-
-def add_rms_norm_fp8(x: Tensor, delta: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`add_rms_norm` with the norm through `quantize_rows`: the sum, float8 rows and their scales [..., 1]."""
-    return _rms(x, delta, weight_D, eps, fp8=True)
+    return x if total is None else total, out
 
 
 def _layer(
-    x: Tensor, delta: Tensor | None, scale_D: Tensor | None, weight_D: Tensor, bias_D: Tensor, eps: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor, delta: Tensor | Scaled | None, gain_D: Tensor | None, weight_D: Tensor, bias_D: Tensor, eps: float,
+    dtype: torch.dtype, to_fp8: bool,
+) -> tuple[Tensor, Tensor | Rows8]:  # fmt: skip
     """(total, normed); total is `x` itself without a delta."""
-    width, x_MD = x.shape[-1], as_rows(x)
-    count = len(x_MD)
-    delta_MD = None if delta is None else as_rows(delta)
-    total = x if delta is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    x_MD, deltas, total, strides = _sum_operands(x, delta)
+    count, width = x_MD.shape
+    out = empty_rows(x, width, dtype, to_fp8)
     tile = Tile.of(width)
     _layer_norm_kernel[(triton.cdiv(count, tile.rows),)](
-        x_MD, delta_MD, scale_D, weight_D, bias_D, None if delta is None else total, out,
-        x_MD.stride(0), 0 if delta_MD is None else delta_MD.stride(0), count, eps,
-        WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps, enable_fp_fusion=False,
+        x_MD, *deltas, gain_D, weight_D, bias_D, total, *targets(out), *strides, count, eps,
+        DTYPE=triton_dtype(dtype), WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
+        enable_fp_fusion=False,
     )  # fmt: skip
-    return total, out
+    return x if total is None else total, out
 
 
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
-    """`reference.layer_norm`."""
-    return _layer(x, None, None, weight_D, bias_D, eps, x.dtype)[1]
-
-
-def add_layer_norm(x: Tensor, delta: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_layer_norm(
+    x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, bias_D: Tensor, eps: float, to_fp8: bool = False
+) -> tuple[Tensor, Tensor | Rows8]:
     """`reference.add_layer_norm`."""
-    return _layer(x, delta, None, weight_D, bias_D, eps, x.dtype)
+    return _layer(x, delta, None, weight_D, bias_D, eps, x.dtype, to_fp8)
 
 
-def layer_norm_to(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+def layer_norm_to(
+    x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, dtype: torch.dtype, to_fp8: bool = False
+) -> Tensor | Rows8:
     """`reference.layer_norm_to`."""
-    return _layer(x, None, None, weight_D, bias_D, eps, dtype)[1]
+    return _layer(x, None, None, weight_D, bias_D, eps, dtype, to_fp8)[1]
 
 
 def scaled_add_layer_norm(
-    x: Tensor, delta: Tensor, scale_D: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, delta: Tensor | Scaled, scale_D: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float,
+    to_fp8: bool = False,
+) -> tuple[Tensor, Tensor | Rows8]:  # fmt: skip
     """`reference.scaled_add_layer_norm`."""
-    return _layer(x, delta, scale_D, weight_D, bias_D, eps, delta.dtype)
+    return _layer(x, delta, scale_D, weight_D, bias_D, eps, delta.dtype, to_fp8)
 
 
-def scaled_add(x: Tensor, delta: Tensor, scale_D: Tensor) -> Tensor:
+def scaled_add(x: Tensor, delta: Tensor | Scaled, scale_D: Tensor) -> Tensor:
     """`reference.scaled_add`."""
-    width, x_MD, delta_MD = x.shape[-1], as_rows(x), as_rows(delta)
-    count = len(x_MD)
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    tile = Tile.of(min(width, _COLUMNS))
-    _scaled_add_kernel[(triton.cdiv(count, tile.rows), triton.cdiv(width, tile.block))](
-        x_MD, delta_MD, scale_D, total, x_MD.stride(0), delta_MD.stride(0), count,
-        WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps, enable_fp_fusion=False,
+    x_MD, deltas, total, strides = _sum_operands(x, delta)
+    count, width = x_MD.shape
+    block = min(triton.next_power_of_2(width), _COLUMNS)
+    rows = _COLUMNS // block
+    _scaled_add_kernel[(triton.cdiv(count, rows), triton.cdiv(width, block))](
+        x_MD, *deltas, scale_D, total, *strides, count,
+        WIDTH=width, ROWS=rows, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return total

@@ -13,13 +13,14 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from hocket.kernels import reference
+from hocket.kernels import reference, reference_conv, reference_rings
+from hocket.kernels.chunks import Chunks
 from hocket.kernels.scaled import Scaled
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
-def use_kernels(x: Tensor | Scaled) -> bool:
+def use_kernels(x: Tensor | Scaled | Chunks) -> bool:
     """Whether operations on `x` run as kernels: on a GPU, in inference mode, which is where the engine runs models."""
     return x.device.type != "cpu" and torch.is_inference_mode_enabled()
 
@@ -36,7 +37,7 @@ def _operation(twin: _F) -> _F:
     """`twin`, or its kernel where kernels are used; its first argument says which."""
 
     @functools.wraps(twin)
-    def call(first: Tensor | Scaled, *rest: object) -> object:
+    def call(first: Tensor | Scaled | Chunks, *rest: object) -> object:
         if not use_kernels(first):
             return twin(first, *rest)
         # Triton launches on the current GPU, wherever its arguments are.
@@ -46,20 +47,15 @@ def _operation(twin: _F) -> _F:
     return cast("_F", call)
 
 
-rms_norm = _operation(reference.rms_norm)
 add_rms_norm = _operation(reference.add_rms_norm)
-rms_norm_fp8 = _operation(reference.rms_norm_fp8)
-add_rms_norm_fp8 = _operation(reference.add_rms_norm_fp8)
-layer_norm = _operation(reference.layer_norm)
 add_layer_norm = _operation(reference.add_layer_norm)
 layer_norm_to = _operation(reference.layer_norm_to)
 scaled_add = _operation(reference.scaled_add)
 scaled_add_layer_norm = _operation(reference.scaled_add_layer_norm)
 silu_mul = _operation(reference.silu_mul)
-silu_mul_fp8 = _operation(reference.silu_mul_fp8)
+silu = _operation(reference.silu)
 gelu = _operation(reference.gelu)
 quantize_rows = _operation(reference.quantize_rows)
-scale_product = _operation(reference.scale_product)
 embed_sum = _operation(reference.embed_sum)
 norm_rotate_append = _operation(reference.norm_rotate_append)
 paged_attention = _operation(reference.paged_attention)
@@ -67,8 +63,10 @@ frame_attention = _operation(reference.frame_attention)
 depth_attention = _operation(reference.depth_attention)
 draw = _operation(reference.draw)
 draw_and_embed = _operation(reference.draw_and_embed)
-rotate_append = _operation(reference.rotate_append)
-ring_attention = _operation(reference.ring_attention)
-rotate_append_packed = _operation(reference.rotate_append_packed)
-ring_attention_packed = _operation(reference.ring_attention_packed)
-snake = _operation(reference.snake)
+pair_turns = _operation(reference_rings.pair_turns)
+append_rotated = _operation(reference_rings.append_rotated)
+ring_attention = _operation(reference_rings.ring_attention)
+scaled_add_rms_norm = _operation(reference.scaled_add_rms_norm)
+causal_conv = _operation(reference_conv.causal_conv)
+depthwise_conv = _operation(reference_conv.depthwise_conv)
+keep_tail = _operation(reference_conv.keep_tail)

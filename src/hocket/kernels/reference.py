@@ -12,97 +12,106 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hocket.kernels.scaled import Rows8, Scaled, plain
 from hocket.models.noise import uniforms
 from hocket.models.sampling import DrawRules
 from hocket.models.sampling import draw as draw_by_rules
 
-# ---- norms and activations. Each [..., D], rows contiguous.
+# ---- matrix products
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm (spec/moss 1.3): float32 inside, rounded to the dtype of `x` *before* the weight."""
-    return F.rms_norm(x, (x.shape[-1],), None, eps) * weight_D
+# ---- norms, activations and FP8. Each [..., D], rows contiguous. With `to_fp8` the last result is `quantize_rows`.
 
 
-def add_rms_norm(x: Tensor, delta: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`x + delta`, rounded to their dtype, and the `rms_norm` of that."""
-    total = x + delta
-    return total, rms_norm(total, weight_D, eps)
+def quantize_rows(x: Tensor) -> Rows8:
+    """Rows [..., K] as float8 e4m3 and float32 scales [..., 1], so that `values.float() * scales` is about `x`.
+
+    A row's largest magnitude becomes 448, e4m3's largest: rows are multiplied by the inverse of their scale. Scales and
+    inverses are kept normal numbers, so rows under 5e-36 stay smaller, and a row of zeros is one.
+    """
+    largest = x.float().abs().amax(-1, keepdim=True).clamp(min=448.0 * 2.0**-126)
+    inverse = torch.full_like(largest, 448.0) / largest
+    return Rows8((x.float() * inverse).to(torch.float8_e4m3fn), largest / 448.0)
 
 
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
-    """Layer norm, float32 inside, in the dtype of `x`."""
-    return F.layer_norm(x, (x.shape[-1],), weight_D, bias_D, eps)
+def _finished(x: Tensor, to_fp8: bool) -> Tensor | Rows8:
+    return quantize_rows(x) if to_fp8 else x
 
 
-def add_layer_norm(x: Tensor, delta: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`x + delta`, rounded to their dtype, and the `layer_norm` of that."""
-    total = x + delta
-    return total, layer_norm(total, weight_D, bias_D, eps)
+def add_rms_norm(
+    x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, eps: float, to_fp8: bool = False
+) -> tuple[Tensor, Tensor | Rows8]:
+    """`x + delta`, rounded to their dtype (`x` itself without a delta), and the root-mean-square norm of that.
+
+    The norm (spec/moss 1.3) is float32 inside, rounded to the dtype of `x` *before* the weight multiplies.
+    """
+    total = x if delta is None else x + plain(delta)
+    return total, _finished(F.rms_norm(total, (x.shape[-1],), None, eps) * weight_D, to_fp8)
 
 
-def layer_norm_to(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """`layer_norm` of a float32 residual stream, rounded to `dtype`."""
-    return layer_norm(x, weight_D, bias_D, eps).to(dtype)
+def add_layer_norm(
+    x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, bias_D: Tensor, eps: float, to_fp8: bool = False
+) -> tuple[Tensor, Tensor | Rows8]:
+    """`x + delta`, rounded to their dtype (`x` itself without a delta), and the layer norm of that, float32 inside."""
+    total = x if delta is None else x + plain(delta)
+    return total, _finished(F.layer_norm(total, (x.shape[-1],), weight_D, bias_D, eps), to_fp8)
 
 
-def scaled_add(x: Tensor, delta: Tensor, scale_D: Tensor) -> Tensor:
+def layer_norm_to(
+    x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, dtype: torch.dtype, to_fp8: bool = False
+) -> Tensor | Rows8:
+    """Layer norm of a float32 residual stream, rounded to `dtype`."""
+    return _finished(F.layer_norm(x, (x.shape[-1],), weight_D, bias_D, eps).to(dtype), to_fp8)
+
+
+def scaled_add(x: Tensor, delta: Tensor | Scaled, scale_D: Tensor) -> Tensor:
     """`x + scale * delta` of a float32 residual stream; `delta` may be of a lower precision."""
-    return x + scale_D * delta
+    return x + scale_D * plain(delta)
 
 
 def scaled_add_layer_norm(
-    x: Tensor, delta: Tensor, scale_D: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """`scaled_add`, float32, and the `layer_norm` of that in the dtype of `delta`."""
+    x: Tensor,
+    delta: Tensor | Scaled,
+    scale_D: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    eps: float,
+    to_fp8: bool = False,
+) -> tuple[Tensor, Tensor | Rows8]:
+    """`scaled_add`, float32, and the `layer_norm_to` of that in the dtype of `delta`."""
     total = scaled_add(x, delta, scale_D)
-    return total, layer_norm_to(total, weight_D, bias_D, eps, delta.dtype)
+    return total, layer_norm_to(total, weight_D, bias_D, eps, delta.dtype, to_fp8)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def _activation_input(x: Tensor | Scaled, to_fp8: bool) -> Tensor:
+    """What `x` means; on the way to 8 bits nothing is rounded, so float32 then."""
+    if not to_fp8:
+        return plain(x)
+    return x.wide() if isinstance(x, Scaled) else x.float()
+
+
+def scaled_add_rms_norm(
+    x: Tensor, delta: Tensor | None, scale_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`scaled_add`, float32 (`x` itself without `delta` and scale), and the `rms_norm` of that in `dtype`."""
+    total = x if delta is None or scale_D is None else x + scale_D * delta
+    return total, F.rms_norm(total, (total.shape[-1],), weight_D, eps).to(dtype)
+
+
+def silu_mul(gate_up: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
     """`silu(gate) * up` of [..., 2 F], gate first; silu is rounded before the product."""
-    gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
+    gate, up = _activation_input(gate_up, to_fp8).chunk(2, -1)
+    return _finished(F.silu(gate) * up, to_fp8)
 
 
-def gelu(x: Tensor) -> Tensor:
+def silu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
+    """`x / (1 + exp(-x))`, float32 inside, in the dtype of `x`."""
+    return _finished(F.silu(_activation_input(x, to_fp8)), to_fp8)
+
+
+def gelu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
     """`x * Phi(x)`, Phi the normal distribution function (the form with erf): float32 inside, in the dtype of `x`."""
-    return F.gelu(x)
-
-
-# ---- FP8
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [M, K] as float8 e4m3 and float32 scales [M, 1], so that `x8.float() * scale` is about `x`.
-
-    A row's largest magnitude becomes 448, e4m3's largest; a row of zeros has scale 1.
-    """
-    largest_M1 = x.float().abs().amax(-1, keepdim=True)
-    scale_M1 = torch.where(largest_M1 > 0, largest_M1 / 448.0, 1.0)
-    return (x.float() / scale_M1).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scale_M1
-
-
-def rms_norm_fp8(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`quantize_rows` of the `rms_norm`."""
-    return quantize_rows(rms_norm(x, weight_D, eps))
-
-
-def add_rms_norm_fp8(x: Tensor, delta: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`x + delta`, rounded to their dtype, and `quantize_rows` of its `rms_norm`."""
-    total, normed = add_rms_norm(x, delta, weight_D, eps)
-    return total, *quantize_rows(normed)
-
-
-def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """`quantize_rows` of `silu_mul`."""
-    return quantize_rows(silu_mul(gate_up))
-
-
-def scale_product(product_MN: Tensor, scale_M1: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
-    """A product of two `quantize_rows`, in its dtype: scaled by both (float32) and with the bias, rounded once."""
-    scaled_MN = product_MN.float() * scale_M1 * scale_N
-    return (scaled_MN if bias_N is None else scaled_MN + bias_N.float()).to(product_MN.dtype)
+    return _finished(F.gelu(_activation_input(x, to_fp8)), to_fp8)
 
 
 # ---- embeddings
@@ -123,8 +132,21 @@ def embed_sum(text_VD: Tensor, codes_WD: Tensor, text_M: Tensor, ids_MN: Tensor)
 # ---- attention of a backbone
 
 
+def quantize_heads(x_MGK: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads as float8 e4m3 and their scales, bfloat16 [M, G], so that `x8 * scale` is about `x`.
+
+    A scale is the smallest power of two, from 2^-32 on, that brings its head within 448. It scales exactly, and costs
+    no precision: e4m3's own exponents reach from a head's largest channel down to one 14,000 times smaller.
+    """
+    bits_MG = x_MGK.float().abs().amax(-1).view(torch.int32)
+    # 448 is 1.75 * 2^8: a mantissa over 1.75 carries into the exponent.
+    exponent_MG = (((bits_MG + 0x1FFFFF) >> 23) - 8).clamp(min=95)
+    scale_MG = (exponent_MG << 23).view(torch.float32)
+    return (x_MGK.float() / scale_MG[..., None]).to(torch.float8_e4m3fn), scale_MG.bfloat16()
+
+
 def norm_rotate_append(
-    qkv_ME: Tensor,
+    qkv_ME: Tensor | Scaled,
     q_weight_K: Tensor,
     k_weight_K: Tensor,
     eps: float,
@@ -133,13 +155,17 @@ def norm_rotate_append(
     slots_M: Tensor,
     keys_SGK: Tensor,
     values_SGK: Tensor,
+    scales_NGR2: Tensor | None = None,
 ) -> Tensor:
     """Queries [M, H, K] and, in the slots `slots_M` (int64) of a cache, keys and values of M new rows.
 
-    `qkv_ME` has H query heads, G key heads and G value heads of K channels one after another. Each query and key head
-    gets an `rms_norm` (weights [K]), then rotates: `x * cos + x.roll(K / 2) * sin` (`models.layers.half_rope_tables`,
-    in the dtype of `qkv_ME`; the products and the sum are each rounded to it).
+    `qkv_ME` has H query heads, G key heads and G value heads of K channels (an even number) one after another. Each
+    query and key head gets an `rms_norm` (weights [K]), then rotates: `x * cos + x.roll(K / 2) * sin`
+    (`models.layers.half_rope_tables`, in the dtype of `qkv_ME`; the products and the sum are each rounded to it).
+    With scales the cache is of float8 e4m3, and heads are kept as `quantize_heads` makes them: the scales of row r of
+    page n, the key's and the value's, are `scales_NGR2[n, :, r]`, and the row's slot is n * R + r.
     """
+    qkv_ME = plain(qkv_ME)
     groups, size = keys_SGK.shape[1:]
     qkv_MHK = qkv_ME.unflatten(-1, (-1, size))
     heads = qkv_MHK.shape[1] - 2 * groups
@@ -148,7 +174,15 @@ def norm_rotate_append(
     weight_HK = torch.cat((q_weight_K.expand(heads, -1), k_weight_K.expand(groups, -1)))
     qk_MHK = F.rms_norm(qk_MHK, (size,), None, eps) * weight_HK
     qk_MHK = qk_MHK * cos_MK[:, None] + qk_MHK.roll(size // 2, -1) * sin_MK[:, None]
-    keys_SGK.index_copy_(0, slots_M, qk_MHK[:, heads:])
+    k_MGK = qk_MHK[:, heads:]
+    if scales_NGR2 is not None:
+        page_rows = scales_NGR2.shape[2]
+        (k_MGK, k_scale_MG), (v_MGK, v_scale_MG) = quantize_heads(k_MGK), quantize_heads(v_MGK)
+        scales_MG2 = torch.stack((k_scale_MG, v_scale_MG), -1)
+        scales_NGR2.transpose(1, 2)[slots_M // page_rows, slots_M % page_rows] = scales_MG2
+        # A CPU copies float8 by index as bytes only.
+        k_MGK, v_MGK, keys_SGK, values_SGK = (x.view(torch.uint8) for x in (k_MGK, v_MGK, keys_SGK, values_SGK))
+    keys_SGK.index_copy_(0, slots_M, k_MGK)
     values_SGK.index_copy_(0, slots_M, v_MGK)
     return qk_MHK[:, :heads]
 
@@ -160,12 +194,14 @@ def paged_attention(
     page_table_BP: Tensor,
     starts_B: Tensor,
     counts_B: Tensor,
+    scales_NGR2: Tensor | None = None,
 ) -> Tensor:
     """Causal attention [B, T, H, K] of T new rows of B sequences over pages that have them already.
 
-    Pages are [pages, page_rows, G, K]; `page_table_BP` (integers) names each sequence's in order; new row t stands at
-    position `starts_B + t` and sees positions up to its own. Rows from `counts_B` on are padding: their outputs are
-    finite and mean nothing. Memory that a sequence has not written may hold anything, NaN included.
+    Pages are [pages, page_rows, G, K], with scales (bfloat16; those of a key, then of a value) of float8 e4m3;
+    `page_table_BP` (integers) names each sequence's in order; new row t stands at position `starts_B + t` and sees
+    positions up to its own. Rows from `counts_B` on are padding: their outputs are finite and mean nothing. Memory that
+    a sequence has not written may hold anything, NaN included.
     """
     heads = q_BTHK.shape[2]
     rows = q_BTHK.shape[1]
@@ -176,11 +212,10 @@ def paged_attention(
     positions_BT = starts_B[:, None] + torch.arange(rows, device=device)
     visible_B1TL = (cached_L <= positions_BT[..., None])[:, None]
     unwritten_BL11 = (cached_L >= (starts_B + counts_B)[:, None])[..., None, None]
+    scales = (None, None) if scales_NGR2 is None else scales_NGR2.unbind(-1)
     k_BLGK, v_BLGK = (
-        pages.index_select(0, page_table_BP.long().flatten())
-        .view(len(q_BTHK), length, *pages.shape[2:])
-        .masked_fill(unwritten_BL11, 0.0)
-        for pages in (keys_NRGK, values_NRGK)
+        gather_pages(pages, scales_NGR, page_table_BP, q_BTHK.dtype).masked_fill(unwritten_BL11, 0.0)
+        for pages, scales_NGR in zip((keys_NRGK, values_NRGK), scales, strict=True)
     )
     out_BHTK = F.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2),
@@ -192,27 +227,55 @@ def paged_attention(
     return out_BHTK.transpose(1, 2)
 
 
+def gather_pages(pages_NRGK: Tensor, scales_NGR: Tensor | None, page_table_BP: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, L, G, K] of the rows of each sequence's pages in order, float8 ones times their scales, in `dtype`."""
+    batch, table = len(page_table_BP), page_table_BP.flatten()
+    rows_BLGK = pages_NRGK.index_select(0, table).view(batch, -1, *pages_NRGK.shape[2:])
+    if scales_NGR is None:
+        return rows_BLGK
+    scales_BLG = scales_NGR.index_select(0, table).transpose(1, 2).reshape(batch, -1, pages_NRGK.shape[2])
+    return (rows_BLGK.float() * scales_BLG[..., None]).to(dtype)
+
+
 # ---- attention within a frame
 
 
-def frame_attention(q_BTHK: Tensor, keys_BPGK: Tensor, values_BPGK: Tensor, start: int) -> Tensor:
-    """Causal attention [B, T, H, K] of positions `start ..` over the positions up to each, which are in the cache.
+def frame_attention(
+    qkv_BTE: Tensor | Scaled,
+    q_weight_K: Tensor,
+    k_weight_K: Tensor,
+    eps: float,
+    cos_PK: Tensor,
+    sin_PK: Tensor,
+    keys_BPGK: Tensor,
+    values_BPGK: Tensor,
+    start: int,
+) -> Tensor:
+    """[B, T, H * K] of positions `start ..` of a frame, the same in all rows: `norm_rotate_append`, then attention.
 
-    P is at most 32. T is 1, or `start` is 0.
+    Tables are those of all positions. Keys and values join the cache; a query sees the positions up to its own. P is
+    at most 32. T is 1, or `start` is 0.
     """
-    end = start + q_BTHK.shape[1]
+    (batch, tokens, _), (positions, groups, size) = qkv_BTE.shape, keys_BPGK.shape[1:]
+    end = start + tokens
+    places_T = torch.arange(start, end, device=keys_BPGK.device)
+    slots_BT = torch.arange(batch, device=keys_BPGK.device)[:, None] * positions + places_T
+    turns = (table_PK[start:end].repeat(batch, 1) for table_PK in (cos_PK, sin_PK))
+    caches = (cache_BPGK.view(-1, groups, size) for cache_BPGK in (keys_BPGK, values_BPGK))
+    qkv_ME = plain(qkv_BTE).flatten(0, 1)
+    q_MHK = norm_rotate_append(qkv_ME, q_weight_K, k_weight_K, eps, *turns, slots_BT.flatten(), *caches)
     out_BHTK = F.scaled_dot_product_attention(
-        q_BTHK.transpose(1, 2),
+        q_MHK.unflatten(0, (batch, tokens)).transpose(1, 2),
         keys_BPGK[:, :end].transpose(1, 2),
         values_BPGK[:, :end].transpose(1, 2),
         is_causal=start == 0,
-        enable_gqa=True,
+        enable_gqa=q_MHK.shape[1] != groups,
     )
-    return out_BHTK.transpose(1, 2)
+    return out_BHTK.transpose(1, 2).flatten(2)
 
 
 def depth_attention(
-    qkv_BE: Tensor, cos_K: Tensor, sin_K: Tensor, keys_BHPK: Tensor, values_BHPK: Tensor, position: int
+    qkv_BE: Tensor | Scaled, cos_K: Tensor, sin_K: Tensor, keys_BHPK: Tensor, values_BHPK: Tensor, position: int
 ) -> Tensor:
     """[B, H * K] of one position of a frame: queries and keys rotate, keys and values join the cache, queries attend.
 
@@ -221,7 +284,7 @@ def depth_attention(
     `qkv_BE`. Writes into the cache at `position`; sees positions 0 .. `position`.
     """
     heads, _, size = keys_BHPK.shape[1:]
-    qkv_B3HK = qkv_BE.view(len(qkv_BE), 3, heads, size)
+    qkv_B3HK = plain(qkv_BE).view(-1, 3, heads, size)
     qk_B2HK = qkv_B3HK[:, :2]
     qk_B2HK = qk_B2HK * cos_K + qk_B2HK.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin_K
     keys_BHPK[:, :, position] = qk_B2HK[:, 1]
@@ -270,127 +333,3 @@ def draw_and_embed(
     """`draw`, and the rows [B, D] of a table that the codes name."""
     code_B = draw(logits_BV, temperature_B, top_p_B, top_k_B, penalty_B, seen_BV, seed_B, frame_B, slot)
     return code_B, F.embedding(code_B, table_VD)
-
-
-# ---- attention of a codec
-
-
-def rotate_append(
-    qkv_BTE: Tensor,
-    cos_BTJ: Tensor,
-    sin_BTJ: Tensor,
-    rows_B: Tensor,
-    starts_B: Tensor,
-    keys_RCHK: Tensor,
-    values_RCHK: Tensor,
-) -> Tensor:
-    """Queries [B, T, H, K] and, in the rings of `rows_B`, keys and values of T new tokens from position `starts_B` on.
-
-    `qkv_BTE` has queries, keys and values of H heads one after another. The channel pair (2j, 2j + 1), as a complex
-    number, is multiplied by cos + i sin (float32 [B or 1, T, K / 2]) in float32, and rounded to the dtype of the rings.
-    Position p goes to slot p mod C.
-    """
-    capacity, heads, size = keys_RCHK.shape[1:]
-    batch, tokens = qkv_BTE.shape[:2]
-    qkv_BT3HK = qkv_BTE.view(batch, tokens, 3, heads, size)
-    pairs = qkv_BT3HK[:, :, :2].float().unflatten(-1, (-1, 2))
-    even, odd = pairs.unbind(-1)
-    cos, sin = cos_BTJ[:, :, None, None], sin_BTJ[:, :, None, None]
-    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(keys_RCHK.dtype)
-    q_BTHK, k_BTHK = turned.unbind(2)
-    positions_BT = starts_B[:, None] + torch.arange(tokens, device=qkv_BTE.device)
-    slots = (rows_B[:, None] * capacity + positions_BT % capacity).flatten()
-    keys_RCHK.flatten(0, 1).index_copy_(0, slots, k_BTHK.flatten(0, 1))
-    values_RCHK.flatten(0, 1).index_copy_(0, slots, qkv_BT3HK[:, :, 2].flatten(0, 1))
-    return q_BTHK
-
-
-def ring_attention(
-    q_BTHK: Tensor, keys_RCHK: Tensor, values_RCHK: Tensor, rows_B: Tensor, starts_B: Tensor, context: int
-) -> Tensor:
-    """[B, T, H, K]: each new token attends to the `context` positions up to its own, of those that exist (0 and on).
-
-    The new tokens are in the rings already. A slot whose position does not exist is never loaded, whatever it holds.
-    C is at least context + T - 1.
-    """
-    capacity = keys_RCHK.shape[1]
-    tokens, past = q_BTHK.shape[1], context - 1
-    start_B1 = starts_B[:, None]
-    keys_BL = start_B1 + torch.arange(-past, tokens, device=q_BTHK.device)
-    exists_BL = keys_BL >= 0
-    slots_BL = rows_B[:, None] * capacity + torch.where(exists_BL, keys_BL, start_B1) % capacity
-    band_TL = torch.ones(tokens, past + tokens, dtype=torch.bool, device=q_BTHK.device).triu_().tril_(past)
-    k_BLHK, v_BLHK = (
-        ring.flatten(0, 1).index_select(0, slots_BL.flatten()).view(*slots_BL.shape, *ring.shape[2:])
-        for ring in (keys_RCHK, values_RCHK)
-    )
-    out_BHTK = F.scaled_dot_product_attention(
-        q_BTHK.transpose(1, 2),
-        k_BLHK.transpose(1, 2),
-        v_BLHK.transpose(1, 2),
-        attn_mask=(band_TL & exists_BL[:, None])[:, None],
-    )
-    return out_BHTK.transpose(1, 2)
-
-
-# ---- attention of a codec, packed: chunks of S streams one behind the other without padding between them, of F frames.
-# Every frame has n tokens, and M = F * n; tables are contiguous.
-
-
-def rotate_append_packed(
-    qkv_ME: Tensor,
-    cos_MJ: Tensor,
-    sin_MJ: Tensor,
-    frame_rows_F: Tensor,
-    frame_positions_F: Tensor,
-    keys_RCHK: Tensor,
-    values_RCHK: Tensor,
-) -> Tensor:
-    """Queries [M, H, K] and, in the rings `frame_rows_F`, keys and values of frames: `rotate_append` for each.
-
-    `frame_positions_F` (int64) counts frames since the start of a stream. A frame of row -1 is padding: nothing of it
-    is stored, and its queries mean nothing, but are finite if its tokens are.
-    """
-    heads, size = keys_RCHK.shape[2:]
-    tokens = len(qkv_ME) // len(frame_rows_F)
-    qkv_FTE, cos_FTJ, sin_FTJ = (x.unflatten(0, (-1, tokens)) for x in (qkv_ME, cos_MJ, sin_MJ))
-    real_F = frame_rows_F >= 0
-    q_FTHK = keys_RCHK.new_zeros(len(frame_rows_F), tokens, heads, size)
-    chunks = (x[real_F] for x in (qkv_FTE, cos_FTJ, sin_FTJ, frame_rows_F, frame_positions_F * tokens))
-    q_FTHK[real_F] = rotate_append(*chunks, keys_RCHK, values_RCHK)
-    return q_FTHK.flatten(0, 1)
-
-
-def ring_attention_packed(
-    q_MHK: Tensor,
-    keys_RCHK: Tensor,
-    values_RCHK: Tensor,
-    rows_S: Tensor,
-    starts_S: Tensor,
-    counts_S: Tensor,
-    firsts_S: Tensor,
-    tokens_per_frame: int,
-    max_frames: int,
-    context: int,
-) -> Tensor:
-    """[M, H, K]: `ring_attention` of streams of 0 to `max_frames` frames each; tokens of no stream get zeros.
-
-    int64 [S], all in frames: how many stream s has seen before (`starts_S`), how many it has now (`counts_S`), and
-    where in the pack they begin (`firsts_S`). C is at least context + max_frames * tokens_per_frame - 1.
-    """
-    out_MHK = torch.zeros_like(q_MHK)
-    for stream, (first, count) in enumerate(zip(firsts_S.tolist(), counts_S.tolist(), strict=True)):
-        if count:
-            chunk = slice(first * tokens_per_frame, (first + count) * tokens_per_frame)
-            row_1, start_1 = rows_S[stream, None], starts_S[stream, None] * tokens_per_frame
-            out_MHK[chunk] = ring_attention(q_MHK[None, chunk], keys_RCHK, values_RCHK, row_1, start_1, context)[0]
-    return out_MHK
-
-
-# ---- activation of a codec
-
-
-def snake(x_BCT: Tensor, rate_C1: Tensor, gain_C1: Tensor) -> Tensor:
-    """`x + sin(rate * x) ** 2 * gain` per channel (spec/qwen3 9), float32 inside, in the dtype of `x_BCT`."""
-    wide = x_BCT.float()
-    return torch.addcmul(wide, (wide * rate_C1).sin_().square_(), gain_C1).to(x_BCT.dtype)

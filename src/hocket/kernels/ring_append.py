@@ -1,108 +1,116 @@
-"""Rotary positions of a codec chunk, and the append to its rings in the same launch.
+"""Rotary positions of a codec's chunks, and the append of keys and values to their rings.
 
-Programs are laid out as in `rotary`.
+Queries rotate where they are used, in `ring_attention`: to write and read them takes longer. A program has some 2,048
+channels, [tokens and heads, channels], of the keys of one stream, and the values beside them. The grid has room for
+the longest chunk of each stream, and what a shorter one leaves of it ends at once.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rotary import heads_of_a_program
+from hocket.kernels.chunks import Chunks
+from hocket.kernels.rows import load_scaled
+from hocket.kernels.scaled import Scaled, operands
+
+#: Two vectors of 16 bytes a thread of bfloat16 keys, and as many of values.
+ELEMENTS = 2048
 
 
 @triton.jit
-def _rotate_append_kernel(
-    qkv_ptr, cos_ptr, sin_ptr, rows_ptr, starts_ptr, keys_ptr, values_ptr, q_ptr,
-    tokens, unit, capacity, qkv_batch_stride, qkv_stride, cos_batch_stride, cos_stride, sin_batch_stride, sin_stride,
-    H: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    batch = token // tokens
-    t = token % tokens
-    position = tl.load(starts_ptr + batch).to(tl.int64) * unit + t
-    ring = tl.load(rows_ptr + batch).to(tl.int64)
-    slot = ring * capacity + position % capacity
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    channels = tl.arange(0, BLOCK)[None, :]
-    pairs = tl.arange(0, BLOCK // 2)[None, :]
-    exists = channels < K
-    pair_exists = pairs < K // 2
-
-    x = tl.load(
-        qkv_ptr + batch * qkv_batch_stride + t * qkv_stride + heads * K + channels,
-        mask=(heads < 3 * H) & exists,
-        other=0.0,
-    )
-    cos = tl.load(cos_ptr + batch * cos_batch_stride + t * cos_stride + pairs, mask=pair_exists, other=0.0)
-    sin = tl.load(sin_ptr + batch * sin_batch_stride + t * sin_stride + pairs, mask=pair_exists, other=0.0)
+def rotated(x, turns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """float32 [R, D]: each pair of `x` turned by the cosine and sine that stand in its place in `turns`."""
     # Neighbouring channels are in one thread, which reads 16 bytes at once: taking pairs apart costs no shuffle.
-    even, odd = tl.split(tl.reshape(x.to(tl.float32), (HEADS, BLOCK // 2, 2)))
-    turned = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (HEADS, BLOCK))
-
-    is_key = (heads >= H) & (heads < 2 * H) & (ring >= 0)
-    is_value = (heads >= 2 * H) & (heads < 3 * H) & (ring >= 0)
-    dtype: tl.constexpr = keys_ptr.dtype.element_ty
-    tl.store(q_ptr + (token * H + heads) * K + channels, turned.to(dtype), mask=(heads < H) & exists)
-    tl.store(keys_ptr + (slot * H + heads - H) * K + channels, turned.to(dtype), mask=is_key & exists)
-    tl.store(values_ptr + (slot * H + heads - 2 * H) * K + channels, x.to(dtype), mask=is_value & exists)
+    even, odd = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
+    cos, sin = tl.split(tl.reshape(turns, (ROWS, BLOCK // 2, 2)))
+    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (ROWS, BLOCK))
 
 
-def rotate_append(
-    qkv_BTE: Tensor,
-    cos_BTJ: Tensor,
-    sin_BTJ: Tensor,
-    rows_B: Tensor,
-    starts_B: Tensor,
-    keys_RCHK: Tensor,
-    values_RCHK: Tensor,
-) -> Tensor:
-    """`reference.rotate_append`. Rings are contiguous."""
-    return _rotate_append(qkv_BTE, cos_BTJ, sin_BTJ, rows_B, starts_B, 1, keys_RCHK, values_RCHK)
+@triton.jit(do_not_specialize=["unit"])
+def _pair_turns_kernel(
+    turns_ptr, starts_ptr, counts_ptr, firsts_ptr, unit, step,
+    K: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    stream = tl.program_id(1)
+    tokens = tl.load(counts_ptr + stream).to(tl.int64) * unit
+    place = tl.load(firsts_ptr + stream).to(tl.int64) * unit
+    start = tl.load(starts_ptr + stream).to(tl.int64) * unit
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    pairs = tl.arange(0, BLOCK // 2).to(tl.float32)
+    # Once a program, and its error grows with the position: in float64.
+    frequency = tl.exp((pairs * step).to(tl.float64)).to(tl.float32)
+    angle = (start + token).to(tl.float32)[:, None] * frequency[None, :]
+    turns = tl.reshape(tl.join(tl.cos(angle), tl.sin(angle)), (TOKENS, BLOCK))
+    channels = tl.arange(0, BLOCK)[None, :]
+    mask = (token < tokens)[:, None] & (channels < K)
+    tl.store(turns_ptr + (place + token)[:, None] * K + channels, turns, mask=mask)
 
 
-def rotate_append_packed(
-    qkv_ME: Tensor,
-    cos_MJ: Tensor,
-    sin_MJ: Tensor,
-    frame_rows_F: Tensor,
-    frame_positions_F: Tensor,
-    keys_RCHK: Tensor,
-    values_RCHK: Tensor,
-) -> Tensor:
-    """`reference.rotate_append_packed`: every frame is a chunk. Rings are contiguous."""
-    tokens = len(qkv_ME) // len(frame_rows_F)
-    qkv_FTE, cos_FTJ, sin_FTJ = (x.unflatten(0, (-1, tokens)) for x in (qkv_ME, cos_MJ, sin_MJ))
-    frames = (frame_rows_F, frame_positions_F, tokens)
-    return _rotate_append(qkv_FTE, cos_FTJ, sin_FTJ, *frames, keys_RCHK, values_RCHK).flatten(0, 1)
-
-
-def _rotate_append(
-    qkv_BTE: Tensor,
-    cos_BTJ: Tensor,
-    sin_BTJ: Tensor,
-    rows_B: Tensor,
-    starts_B: Tensor,
-    unit: int,
-    keys_RCHK: Tensor,
-    values_RCHK: Tensor,
-) -> Tensor:
-    """Chunks that begin at `starts_B`, in units of so many tokens; those of row -1 are not stored."""
-    capacity, heads, size = keys_RCHK.shape[1:]
-    batch, tokens = qkv_BTE.shape[:2]
-    q_BTHK = torch.empty((batch, tokens, heads, size), dtype=keys_RCHK.dtype, device=qkv_BTE.device)
-    block, group = heads_of_a_program(size, 3 * heads)
-    _rotate_append_kernel[(batch * tokens, triton.cdiv(3 * heads, group))](
-        qkv_BTE, cos_BTJ, sin_BTJ, rows_B, starts_B, keys_RCHK, values_RCHK, q_BTHK,
-        tokens, unit, capacity, qkv_BTE.stride(0), qkv_BTE.stride(1),
-        *_batch_and_token_stride(cos_BTJ), *_batch_and_token_stride(sin_BTJ),
-        H=heads, K=size, HEADS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+def pair_turns(chunks: Chunks, pack_tokens: int, size: int, base: float) -> Tensor:
+    """`reference_rings.pair_turns`; what belongs to tokens of no stream is not written."""
+    turns_MK = torch.empty((pack_tokens, size), dtype=torch.float32, device=chunks.device)
+    block = triton.next_power_of_2(size)
+    group = max(1, ELEMENTS // 2 // block)
+    grid = (triton.cdiv(chunks.most_tokens(pack_tokens), group), len(chunks.rows_S))
+    _pair_turns_kernel[grid](
+        turns_MK, chunks.starts_S, chunks.counts_S, chunks.firsts_S, chunks.tokens_per_frame,
+        -2.0 * math.log(base) / size, K=size, TOKENS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    return q_BTHK
+    return turns_MK
 
 
-def _batch_and_token_stride(table_BTJ: Tensor) -> tuple[int, int]:
-    """A table of one sequence serves them all."""
-    return (table_BTJ.stride(0) if len(table_BTJ) > 1 else 0), table_BTJ.stride(1)
+@triton.jit(do_not_specialize=["unit", "capacity"])
+def _append_rotated_kernel(
+    qkv_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, turns_ptr, rows_ptr, starts_ptr, counts_ptr, firsts_ptr,
+    keys_ptr, values_ptr, unit, capacity,
+    H: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = keys_ptr.dtype.element_ty
+    stream = tl.program_id(1)
+    heads_before = tl.program_id(0) * ROWS
+    tokens = (tl.load(counts_ptr + stream) * unit).to(tl.int32)
+    place = tl.load(firsts_ptr + stream).to(tl.int64) * unit
+    start = tl.load(starts_ptr + stream).to(tl.int64) * unit
+    ring = tl.load(rows_ptr + stream).to(tl.int64) * capacity * (H * K)
+    # What is never negative is asked, too: so all of it is fetched before the first answer, and waited for once.
+    if (heads_before >= tokens * H) | (place < 0) | (start < 0) | (ring < 0):
+        return
+    first_slot = (start % capacity).to(tl.int32)
+    number = heads_before + tl.arange(0, ROWS)[:, None]
+    token, head = number // H, number % H
+    channels = tl.arange(0, BLOCK)[None, :]
+    token_exists, exists = token < tokens, channels < K
+    mask = token_exists & exists
+    # A chunk is shorter than its ring: it passes the end of it once at most.
+    slot = first_slot + token
+    slot = tl.where(slot >= capacity, slot - capacity, slot)
+
+    scales = (row_scales_ptr, column_scales_ptr, bias_ptr)
+    qkv = (place + token) * (3 * H * K)
+    key_columns, value_columns = (H + head) * K + channels, (2 * H + head) * K + channels
+    turns = tl.load(turns_ptr + (place + token) * K + channels, mask=mask, other=0.0)
+    key = load_scaled(qkv_ptr, qkv + key_columns, mask, *scales, place + token, key_columns, token_exists, mask)
+    value = load_scaled(qkv_ptr, qkv + value_columns, mask, *scales, place + token, value_columns, token_exists, mask)
+    stored = ring + slot * (H * K) + head * K + channels
+    tl.store(keys_ptr + stored, rotated(key, turns, ROWS, BLOCK).to(dtype), mask=mask)
+    tl.store(values_ptr + stored, value.to(dtype), mask=mask)
+
+
+def append_rotated(
+    qkv: Tensor | Scaled, turns_MK: Tensor, chunks: Chunks, keys_RCHK: Tensor, values_RCHK: Tensor
+) -> None:
+    """`reference_rings.append_rotated`. Rows of `qkv` and rings are contiguous."""
+    capacity, heads, size = keys_RCHK.shape[1:]
+    block = triton.next_power_of_2(size)
+    group = max(1, ELEMENTS // block)
+    most = chunks.most_tokens(len(turns_MK))
+    _append_rotated_kernel[(triton.cdiv(most * heads, group), len(chunks.rows_S))](
+        *operands(qkv), turns_MK, chunks.rows_S, chunks.starts_S, chunks.counts_S, chunks.firsts_S,
+        keys_RCHK, values_RCHK, chunks.tokens_per_frame, capacity,
+        H=heads, K=size, ROWS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,4 +1,8 @@
-"""What the row kernels share: a program has a tile of whole rows in registers, [R, D] with D a power of two.
+"""What the row kernels share: a program has whole rows in registers, [R, D] in up to 8 pieces of a power of two each.
+
+In one piece, the power of two that holds a row of 9,728 or 3,072 would be half or a third padding, for which arithmetic
+takes time as well. Of each piece a thread has 4 elements: one load of 16 bytes for float32, so that inputs of different
+precision lie alike in registers. A row of 768 is one warp's, so sums need no barrier; one of 2,560 has 4, of 9,728 16.
 
 Tiles depend on the row's width alone, never on how many rows there are, so that a row's sum is always added up in the
 same order and its bits depend on nothing but the row. (Where rows start at multiples of 16 bytes: others are dealt out
@@ -14,11 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FP8 = torch.float8_e4m3fn
+from hocket.kernels.scaled import Rows8
+
+#: The least that a row's largest magnitude counts as: its scale and the scale's inverse are normal numbers.
+_LEAST_LARGEST = tl.constexpr(448.0 * 2.0**-126)
 
 
 class Tile(NamedTuple):
-    """Shape of a program's tile and how many warps hold it."""
+    """Rows of a program, columns of a piece, and how many warps hold them."""
 
     rows: int
     block: int
@@ -26,10 +33,8 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, width: int) -> Tile:
-        """Whole rows: 1,024 elements or one row, with 8 (up to 1,024) to 32 (16,384) elements a thread."""
-        block = triton.next_power_of_2(width)
-        rows = max(1, 1024 // block)
-        return cls(rows, block, min(16, max(4, rows * block // 512)))
+        block = max(16, triton.next_power_of_2(triton.cdiv(width, 8)))
+        return cls(max(1, 128 // block), block, min(16, max(1, block // 128)))
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -37,12 +42,37 @@ def as_rows(x: Tensor) -> Tensor:
     return x.view(-1, x.shape[-1])
 
 
+def empty_rows(like: Tensor, width: int, dtype: torch.dtype, to_fp8: bool) -> Tensor | Rows8:
+    """Rows [..., width] for those of `like`, in `dtype` or 8 bits."""
+    shape, device = like.shape[:-1], like.device
+    if not to_fp8:
+        return torch.empty((*shape, width), dtype=dtype, device=device)
+    values = torch.empty((*shape, width), dtype=torch.float8_e4m3fn, device=device)
+    return Rows8(values, torch.empty((*shape, 1), dtype=torch.float32, device=device))
+
+
+def targets(rows: Tensor | Rows8) -> tuple[Tensor, Tensor | None]:
+    """Values and scales, as a kernel takes them."""
+    return (rows.values, rows.scales) if isinstance(rows, Rows8) else (rows, None)
+
+
+def triton_dtype(dtype: torch.dtype) -> tl.dtype:
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
 @triton.jit
-def tile_at(count, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """int64 rows [R, 1], columns [1, D] and what of them exists [R, D], of this program: grid (rows, columns)."""
+def rows_at(count, ROWS: tl.constexpr):
+    """int64 rows [R, 1] of this program, and which of them exist."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    return rows, columns, (rows < count) & (columns < WIDTH)
+    # What is always true must be so at compile time, or every load and store is a conditional one.
+    return rows, (tl.full([1, 1], True, tl.int1) if ROWS == 1 else rows < count)
+
+
+@triton.jit
+def columns_at(piece, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr):
+    """Columns [1, D] of a piece, and which of them exist: all, or those under `WIDTH`."""
+    columns = piece * BLOCK + tl.arange(0, BLOCK)[None, :]
+    return columns, (tl.full([1, BLOCK], True, tl.int1) if ALL else columns < WIDTH)
 
 
 @triton.jit
@@ -52,29 +82,54 @@ def rounded(values, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def store_tile(out_ptr, scale_ptr, offsets, values, rows, count, mask):
-    """Store float32 values, as they are or (if there are scales) as float8 with a scale per row.
+def fp8_scales(largest):
+    """By what a row whose largest magnitude this is, float32, is multiplied to come back from 8 bits, and to get there.
 
-    Divisions are correctly rounded: with a reciprocal, values near a tie would go to the other side.
+    Multiplying by the inverse instead of dividing by the scale may put the largest at 448.0001: that rounds to 448.
     """
-    if scale_ptr is None:
-        tl.store(out_ptr + offsets, values.to(out_ptr.dtype.element_ty), mask=mask)
-    else:
-        largest = tl.max(tl.abs(values), axis=1, keep_dims=True)
-        scale = tl.where(largest > 0, tl.div_rn(largest, 448.0), 1.0)
-        # The conversion saturates: a subnormal scale is too coarse to keep its row within 448.
-        tl.store(out_ptr + offsets, tl.div_rn(values, scale).to(out_ptr.dtype.element_ty), mask=mask)
-        tl.store(scale_ptr + rows, scale, mask=rows < count)
+    largest = tl.maximum(largest, _LEAST_LARGEST)
+    return tl.div_rn(largest, 448.0), tl.div_rn(448.0, largest)
+
+
+@triton.jit
+def store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Store whole rows of float32, rounded to what `out_ptr` has, or (if there are scales) to 8 bits."""
+    PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    if scale_ptr is not None:
+        most = tl.abs(pieces[0])
+        for piece in tl.static_range(1, PIECES):
+            most = tl.maximum(most, tl.abs(pieces[piece]))
+        scale, inverse = fp8_scales(tl.max(most, axis=1, keep_dims=True))
+        tl.store(scale_ptr + rows, scale, mask=rows_exist)
+    for piece in tl.static_range(PIECES):
+        columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
+        out = pieces[piece] if scale_ptr is None else pieces[piece] * inverse
+        mask = rows_exist & columns_exist
+        tl.store(out_ptr + rows * WIDTH + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def load_scaled(ptr, offsets, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist):
-    """float32 of what lies at `ptr + offsets`; with scales (`Scaled`) multiplied by them, and rounded as stored."""
-    x = tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    """float32 of what lies at `ptr + offsets`; with scales (`Scaled`) multiplied by them, and rounded as it lies there.
+
+    Wants `enable_fp_fusion=False`, or the last scale and the bias become one operation with one rounding.
+    """
+    x = tl.load(ptr + offsets, mask=mask, other=0.0)
+    return scaled(x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, ptr.dtype.element_ty)
+
+
+@triton.jit
+def scaled(
+    x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, DTYPE: tl.constexpr
+):  # fmt: skip
+    """`load_scaled` of what has been loaded, rounded to `DTYPE`."""
+    x = x.to(tl.float32)
     if rows_ptr is not None:
         x = x * tl.load(rows_ptr + rows, mask=rows_exist, other=0.0)
-        x = x * tl.load(columns_ptr + columns, mask=columns_exist, other=0.0)
+        # All rows want these again, and nobody wants a product twice.
+        x = x * tl.load(columns_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last")
         if bias_ptr is not None:
-            x = x + tl.load(bias_ptr + columns, mask=columns_exist, other=0.0).to(tl.float32)
-        x = rounded(x, ptr.dtype.element_ty)
+            bias = tl.load(bias_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last")
+            x = x + bias.to(tl.float32)
+        x = rounded(x, DTYPE)
     return x

@@ -1,9 +1,10 @@
 """Drawing codes, one launch for a whole batch.
 
-A program draws one row. The vocabulary lies in registers, 32 codes a thread: up to 1024 codes a single warp has them
-all and reduces without shared memory. Nothing is sorted: the edges of top-k and of the nucleus come from bisecting the
-scores, in about 9 passes that count (or weigh) the codes at or above a score, and usually one more look at what is
-between the last two. Counts and masses are integers, whose sums are exact in any order.
+A program draws one row. The vocabulary lies in registers, 8 codes a thread: 1,024 codes in 7.5 us at 128 rows, while
+a single warp with 32 a thread, which needs no shared memory, takes 8.8, and 4 a thread 8.1 (H200). Nothing is sorted:
+the edges of top-k and of the nucleus come from bisecting the scores, in about 9 passes that count (or weigh) the
+codes at or above a score, and usually one more look at what is between the last two. Counts and masses are integers,
+whose sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNIFORM_BITS = tl.constexpr(UNIFORM_BITS)
 #: Codes a warp holds; Triton blocks have at most 32 warps.
-_WARP_CODES = 1024
-_MAX_CODES = 32 * _WARP_CODES
+_WARP_CODES = 256
+_MAX_CODES = 32 * 1024
 #: Channels of an embedding that are copied at once.
 _COPY_BLOCK = 4096
 
@@ -263,6 +264,6 @@ def _launch(
         channels,
         block,
         min(triton.next_power_of_2(max(channels, 1)), _COPY_BLOCK),
-        num_warps=max(block // _WARP_CODES, 1),
+        num_warps=min(max(block // _WARP_CODES, 1), 32),
     )
     return code_B, x_BD

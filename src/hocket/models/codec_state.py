@@ -12,7 +12,7 @@ A stream begins where its row's offset is 0: what the row held before is not rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
+from hocket.kernels.chunks import Chunks
 
 Direction = Literal["encoder", "decoder"]
 
@@ -114,12 +115,13 @@ class RingWindow:
 
 @dataclass(frozen=True, slots=True)
 class PackedStreams:
-    """Chunks of S streams, one behind the other without padding between them: F frames, the last may be padding.
+    """Chunks of S streams, one behind the other: F frames, of which some may be padding.
 
     A stream without a chunk is padding, too; `rows_S` are distinct all the same.
     """
 
-    #: int64 [S] each: the row, how many frames, and where in the pack they begin.
+    #: int64 [S] each: the row, how many frames, and where in the pack they begin, which must ascend: frames between one
+    #: stream's last and the next one's first are padding, too.
     rows_S: Tensor
     counts_S: Tensor
     firsts_S: Tensor
@@ -129,6 +131,10 @@ class PackedStreams:
     #: Most frames of a chunk.
     max_frames: int
 
+    def after(self, offsets_R: Tensor) -> Chunks:
+        """As chunks of rows that have seen `offsets_R` frames."""
+        return Chunks(self.rows_S, offsets_R[self.rows_S], self.counts_S, self.firsts_S, 1, self.max_frames)
+
 
 @dataclass(frozen=True, slots=True)
 class PackedWindow:
@@ -136,18 +142,7 @@ class PackedWindow:
 
     layers: tuple[RingKV, ...]
     context: int
-    tokens_per_frame: int
-    streams: PackedStreams
-    #: int64 [S]: frames that each stream has seen before.
-    starts_S: Tensor
-    #: int64 [F]: position of each frame since the start of its stream.
-    frame_positions_F: Tensor
-
-    @property
-    def positions(self) -> Tensor:
-        """int64 [1, F * tokens_per_frame]: position of each token since the start of its stream."""
-        tokens = torch.arange(self.tokens_per_frame, device=self.starts_S.device)
-        return (self.frame_positions_F[:, None] * self.tokens_per_frame + tokens).view(1, -1)
+    chunks: Chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +188,9 @@ class StageRings:
             tokens=frames * self.tokens_per_frame,
         )
 
-    def packed_window(self, streams: PackedStreams, offsets_R: Tensor) -> PackedWindow:
-        """What a pack needs, where the rows have seen `offsets_R` frames."""
-        seen_F = offsets_R[streams.frame_rows_F.clamp(min=0)]
-        return PackedWindow(
-            layers=self.layers,
-            context=self.context,
-            tokens_per_frame=self.tokens_per_frame,
-            streams=streams,
-            starts_S=offsets_R[streams.rows_S],
-            frame_positions_F=seen_F + streams.frame_places_F,
-        )
+    def pack(self, chunks: Chunks) -> PackedWindow:
+        """What a pack needs, whose `chunks` are counted in frames."""
+        return PackedWindow(self.layers, self.context, replace(chunks, tokens_per_frame=self.tokens_per_frame))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +254,12 @@ class CodecState:
         target.offsets[target_row].fill_(frames)
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:
-        """Counts `frames` valid frames ([B] or one number) on distinct rows."""
-        self.offsets[rows_B] += frames
+        """Counts `frames` valid frames ([B] or one number) on distinct rows.
+
+        Rows that count none may be at work elsewhere at the same time: additions are atomic.
+        """
+        added_B = frames if isinstance(frames, Tensor) else torch.full_like(rows_B, frames)
+        self.offsets.index_add_(0, rows_B, added_B)
 
     def check_call(
         self, direction: Direction, batch: int, frames: int, rows_B: Tensor, counts_B: Tensor | None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hocket.core import StrictModel
 from hocket.errors import ConfigError
+from hocket.models.kv_cache import FP8, SCALE_DTYPE
 from hocket.models.qwen3 import Qwen3BackboneConfig
 
 #: Bounds far beyond any model, so that a damaged file is refused and not built.
@@ -120,8 +121,9 @@ class Qwen3TalkerConfig(StrictModel):
         return self.backbone.head_dim
 
     def kv_bytes_per_row(self, dtype: torch.dtype) -> int:
-        """Bytes of the keys and values that one row takes in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
+        """Bytes of the keys and values that one row takes in all layers, with the scales of float8."""
+        scale_bytes = SCALE_DTYPE.itemsize if dtype == FP8 else 0
+        return 2 * self.layers * self.kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

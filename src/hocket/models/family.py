@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hocket.core import PromptRows, ReferenceNeeds, ResolvedSampling, SpeechRequest, VoiceTraits
+from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest, VoiceTraits
 from hocket.models.codec_state import CodecState, Direction, PackedStreams
 from hocket.models.extras import Extras
 from hocket.models.kv_cache import KVPages, PagedBatch
+from hocket.models.resolved_sampling import ResolvedSampling
 from hocket.models.sampling import SamplingBatch
 from hocket.models.weights import WeightEntry
 

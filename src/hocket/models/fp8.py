@@ -1,14 +1,13 @@
 """FP8 matrix products (`EngineConfig.quantize`): weights scaled per output channel, activations per row.
 
 A value is an e4m3 float times a float32 scale of its row; a row's largest magnitude becomes 448, e4m3's largest. On a
-GPU the product itself is a library's, with one scale for each whole matrix, namely 1; the rows' and the channels'
-scales multiply afterwards. The library takes them as well, but on Hopper refuses some of the shapes that decoding has:
-many inputs, few rows (https://github.com/pytorch/ao/issues/4582).
+GPU the product itself is a library's, with one scale for each whole matrix, namely 1; whoever takes it multiplies by
+the rows' and the channels' scales (`kernels.scaled`). The library takes them as well, but is slower then, and on Hopper
+refuses some of the shapes that decoding has: many inputs, few rows (https://github.com/pytorch/ao/issues/4582).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.kernels import ops
-from hocket.models.layers import RMSNorm
+from hocket.kernels.scaled import Rows8, Scaled
 
 #: The library's kernels want both sizes of a weight to be multiples of this (16 bytes).
 _SIZE_MULTIPLE = 16
@@ -24,21 +23,8 @@ _SIZE_MULTIPLE = 16
 _FIRST_CAPABILITY = (8, 9)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows8:
-    """Activations [..., K] as float8 e4m3, and their scales, float32 [..., 1]."""
-
-    values: Tensor
-    scales: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor) -> Rows8:
-        """[..., K] in any precision."""
-        return cls(*ops.quantize_rows(x))
-
-
 class Fp8Linear(nn.Module):
-    """`nn.Linear` on 8-bit weights. It takes rows in either form, and gives the precision of the layer it was made of.
+    """`nn.Linear` on 8-bit weights. It takes rows in either form; what it gives means the precision it was made of.
 
     Not differentiable.
     """
@@ -49,19 +35,18 @@ class Fp8Linear(nn.Module):
         super().__init__()
         self.dtype = linear.weight.dtype
         with torch.no_grad():
-            weight8_NK, scale_N1 = ops.quantize_rows(linear.weight)
+            weight = ops.quantize_rows(linear.weight)
         # Parameters, so that they are counted where weights are.
-        self.weight8 = nn.Parameter(weight8_NK, requires_grad=False)
-        self.scale_N = nn.Parameter(scale_N1.squeeze(1), requires_grad=False)
+        self.weight8 = nn.Parameter(weight.values, requires_grad=False)
+        self.scale_N = nn.Parameter(weight.scales.squeeze(1), requires_grad=False)
         self.bias = linear.bias
-        self.register_buffer("_one", torch.ones((), device=weight8_NK.device), persistent=False)
+        self.register_buffer("_one", torch.ones((), device=weight.values.device), persistent=False)
 
-    def forward(self, x: Tensor | Rows8) -> Tensor:
+    def forward(self, x: Tensor | Rows8) -> Scaled:
         """[..., N] of [..., K]."""
-        rows = x if isinstance(x, Rows8) else Rows8.of(x)
+        rows = x if isinstance(x, Rows8) else ops.quantize_rows(x)
         product_MN = self._product(rows.values.flatten(0, -2))
-        out_MN = ops.scale_product(product_MN, rows.scales.flatten(0, -2), self.scale_N, self.bias)
-        return out_MN.view(*rows.values.shape[:-1], -1)
+        return Scaled(product_MN.view(*rows.values.shape[:-1], -1), rows.scales, self.scale_N, self.bias)
 
     def _product(self, x8_MK: Tensor) -> Tensor:
         """[M, N], unscaled. It is at most 448 squared times K: far from the largest bfloat16."""
@@ -79,20 +64,25 @@ class QuantizableBlock(nn.Module):
     """A transformer block all of whose linears (`Linear`) may be of either kind."""
 
 
+def takes_fp8(linear: Linear) -> bool:
+    """Whether a layer wants its rows in 8 bits already."""
+    return isinstance(linear, Fp8Linear)
+
+
 def compute_dtype(linear: Linear) -> torch.dtype:
     """What a layer takes and gives."""
     return linear.dtype if isinstance(linear, Fp8Linear) else linear.weight.dtype
 
 
-def check_fp8_device(device: torch.device) -> None:
-    """Raises ConfigError for a device that does not multiply FP8."""
+def check_fp8_device(device: torch.device, setting: str = "quantize") -> None:
+    """Raises ConfigError, about the setting that asks for it, for a device that does not compute with FP8."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY:
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     raise ConfigError(
-        f"quantize is fp8, which {name} cannot compute; use a GPU of compute capability "
-        f"{'.'.join(map(str, _FIRST_CAPABILITY))} or later, or leave quantize out",
-        param="quantize",
+        f"{setting} is fp8, which {name} cannot compute; use a GPU of compute capability "
+        f"{'.'.join(map(str, _FIRST_CAPABILITY))} or later, or leave {setting} out",
+        param=setting,
     )
 
 
@@ -130,23 +120,3 @@ def quantize_models(talker: object, codec: object | None) -> None:
         quantize_blocks(talker, "talker")
     if isinstance(codec, nn.Module):
         quantize_blocks(codec.get_submodule("decoder"), "codec.decoder")
-
-
-# ---- operations whose result a linear takes, in the form that it wants
-
-
-def add_rms_norm_for(taker: Linear, x: Tensor, delta: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor | Rows8]:
-    """`x + delta` (`x` without one), and the norm of that."""
-    if isinstance(taker, Fp8Linear):
-        if delta is None:
-            return x, Rows8(*ops.rms_norm_fp8(x, norm.weight, norm.eps))
-        total, values, scales = ops.add_rms_norm_fp8(x, delta, norm.weight, norm.eps)
-        return total, Rows8(values, scales)
-    if delta is None:
-        return x, ops.rms_norm(x, norm.weight, norm.eps)
-    return ops.add_rms_norm(x, delta, norm.weight, norm.eps)
-
-
-def silu_mul_for(taker: Linear, gate_up: Tensor) -> Tensor | Rows8:
-    """`ops.silu_mul`."""
-    return Rows8(*ops.silu_mul_fp8(gate_up)) if isinstance(taker, Fp8Linear) else ops.silu_mul(gate_up)

@@ -31,10 +31,3 @@ class FrameKV:
     ) -> FrameKV:
         shape = (layers, rows, positions, kv_heads, head_dim)
         return cls(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-
-    def slots(self, start: int, count: int) -> Tensor:
-        """int64 [B * count]: rows of the flattened cache of a layer for positions from `start` on, in all rows."""
-        _, rows, positions = self.keys.shape[:3]
-        device = self.keys.device
-        rows_B1 = torch.arange(rows, device=device)[:, None] * positions
-        return (rows_B1 + torch.arange(start, start + count, device=device)).flatten()

@@ -15,7 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels import ops
+from hocket.kernels.reference import gather_pages
 
+#: What keys and values may be kept in instead of the model's dtype, and what their scales are.
+FP8, SCALE_DTYPE = torch.float8_e4m3fn, torch.bfloat16
 #: Where padding writes. No sequence may own it.
 SCRATCH_PAGE = 0
 
@@ -26,6 +29,8 @@ class KVPages:
 
     keys: Tensor
     values: Tensor
+    #: Of float8 keys and values, bfloat16 [layers, pages, kv_heads, page_rows, 2]: a key's scale, then a value's.
+    scales: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -38,9 +43,21 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVPages:
-        """Uninitialised pages, the scratch page (number 0) included in `pages`."""
+        """Uninitialised pages, the scratch page (number 0) included in `pages`; with scales if `dtype` is float8."""
         shape = (layers, pages, page_rows, kv_heads, head_dim)
-        return cls(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+        if dtype != FP8:
+            return cls(keys, values)
+        scales = torch.empty((layers, pages, kv_heads, page_rows, 2), dtype=SCALE_DTYPE, device=device)
+        return cls(keys, values, scales)
+
+    def scales_of(self, layer: int) -> Tensor | None:
+        """[pages, kv_heads, page_rows, 2]"""
+        return None if self.scales is None else self.scales[layer]
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     @property
     def page_rows(self) -> int:
@@ -111,9 +128,15 @@ def paged_attention(q_BTHD: Tensor, kv: KVPages, layer: int, plan: PagedPlan) ->
     Outputs of padding rows are finite and mean nothing.
     """
     keys, values, batch = kv.keys[layer], kv.values[layer], plan.batch
+    table_BP, scales = batch.page_table_BP, kv.scales_of(layer)
     if ops.use_kernels(q_BTHD):
-        return ops.paged_attention(q_BTHD, keys, values, batch.page_table_BP, batch.starts_B, batch.counts_B)
-    k_BLGD, v_BLGD = _gather(keys, plan), _gather(values, plan)
+        return ops.paged_attention(q_BTHD, keys, values, table_BP, batch.starts_B, batch.counts_B, scales)
+    of_keys, of_values = (None, None) if scales is None else scales.unbind(-1)
+    # Zero where nothing is written, because a mask alone would let NaN through (0 * NaN).
+    k_BLGD, v_BLGD = (
+        gather_pages(pages, of_pages, table_BP, q_BTHD.dtype).masked_fill_(plan.unwritten, 0.0)
+        for pages, of_pages in ((keys, of_keys), (values, of_values))
+    )
     if batch.lengths is None:
         return _grouped_attention(q_BTHD, k_BLGD, v_BLGD, plan.visible)
     out_BTHD = torch.zeros_like(q_BTHD)
@@ -123,16 +146,6 @@ def paged_attention(q_BTHD: Tensor, kv: KVPages, layer: int, plan: PagedPlan) ->
             visible_B1TL = plan.visible[own, :, :, :length]
             out_BTHD[own] = _grouped_attention(q_BTHD[own], k_BLGD[own, :length], v_BLGD[own, :length], visible_B1TL)
     return out_BTHD
-
-
-def _gather(pages: Tensor, plan: PagedPlan) -> Tensor:
-    """[B, L, G, D] of a layer's pages [pages, page_rows, G, D]: each sequence's rows in order, zero where unwritten.
-
-    Zero, because a mask alone would let NaN through (0 * NaN).
-    """
-    table_BP = plan.batch.page_table_BP
-    rows = pages.index_select(0, table_BP.flatten()).view(table_BP.shape[0], -1, *pages.shape[2:])
-    return rows.masked_fill_(plan.unwritten, 0.0)
 
 
 def causal_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:

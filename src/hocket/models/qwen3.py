@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.models.fp8 import Linear, QuantizableBlock, add_rms_norm_for, silu_mul_for
+from hocket.kernels.scaled import Scaled, plain
+from hocket.models.fp8 import Linear, QuantizableBlock, takes_fp8
 from hocket.models.frame_kv import FrameKV
 from hocket.models.kv_cache import KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
 from hocket.models.layers import RMSNorm, RopeTables, half_rope_tables, rotate_halves
-from hocket.models.weights import WeightEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Qwen3BackboneConfig:
 
 #: From stacked projections [B, T, (H + 2 G) * K], the attention they are of and its layer's index to [B, T, H * K].
 #: Where keys and values are kept is its own affair.
-Attend = Callable[[Tensor, "Qwen3Attention", int], Tensor]
+Attend = Callable[[Tensor | Scaled, "Qwen3Attention", int], Tensor]
 
 
 class Qwen3Attention(nn.Module):
@@ -55,8 +55,8 @@ class Qwen3Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
-    def append(self, qkv_BTE: Tensor, rope: RopeTables, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Queries [B, T, H, K]; keys and values go to `slots` of a cache [., ., G, K]. `rope` is [B * T, K]."""
+    def append(self, qkv_BTE: Tensor | Scaled, rope: RopeTables, slots: Tensor, kv: KVPages, layer: int) -> Tensor:
+        """Queries [B, T, H, K]; keys and values go to `slots` of a layer's pages. `rope` is [B * T, K]."""
         q_MHK = ops.norm_rotate_append(
             qkv_BTE.flatten(0, 1),
             self.q_norm.weight,
@@ -65,10 +65,20 @@ class Qwen3Attention(nn.Module):
             rope.cos,
             rope.sin,
             slots,
-            keys.flatten(0, 1),
-            values.flatten(0, 1),
+            kv.keys[layer].flatten(0, 1),
+            kv.values[layer].flatten(0, 1),
+            kv.scales_of(layer),
         )
         return q_MHK.view(*qkv_BTE.shape[:2], *q_MHK.shape[1:])
+
+    def within_frame(
+        self, qkv_BTE: Tensor | Scaled, rope: RopeTables, keys: Tensor, values: Tensor, start: int
+    ) -> Tensor:
+        """[B, T, H * K] of positions `start ..` of a frame, which join its cache. `rope` is [P, K]."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        return ops.frame_attention(
+            qkv_BTE, q_norm.weight, k_norm.weight, q_norm.eps, rope.cos, rope.sin, keys, values, start
+        )
 
     def whole(self, qkv_BTE: Tensor, rope: RopeTables, config: Qwen3BackboneConfig) -> Tensor:
         """[B, T, H * K] of T whole rows without a cache, differentiable."""
@@ -122,12 +132,12 @@ class Qwen3Backbone(nn.Module):
         config = self.config
         if kv is None or batch is None:
             rope = self._rope(torch.arange(x_BTD.shape[1], device=x_BTD.device)[None, :, None], x_BTD.dtype)
-            return self._run(x_BTD, lambda qkv_BTE, attention, _: attention.whole(qkv_BTE, rope, config))
+            return self._run(x_BTD, lambda qkv_BTE, attention, _: attention.whole(plain(qkv_BTE), rope, config))
         plan = PagedPlan.of(batch, x_BTD.shape[1], kv.page_rows)
         rope = self._rope(plan.positions_BT.flatten(), x_BTD.dtype)
 
-        def attend(qkv_BTE: Tensor, attention: Qwen3Attention, layer: int) -> Tensor:
-            q_BTHK = attention.append(qkv_BTE, rope, plan.slots, kv.keys[layer], kv.values[layer])
+        def attend(qkv_BTE: Tensor | Scaled, attention: Qwen3Attention, layer: int) -> Tensor:
+            q_BTHK = attention.append(qkv_BTE, rope, plan.slots, kv, layer)
             return paged_attention(q_BTHK, kv, layer, plan).flatten(2)
 
         return self._run(x_BTD, attend)
@@ -144,8 +154,8 @@ class Qwen3Backbone(nn.Module):
         rope = self._rope(torch.cat([plan.positions_BT.flatten() for plan in plans]), x_BD.dtype)
         count, shape = len(x_BD), x_PTD.shape[:2]
 
-        def attend(qkv_1ME: Tensor, attention: Qwen3Attention, layer: int) -> Tensor:
-            q_MHK = attention.append(qkv_1ME, rope, slots, kv.keys[layer], kv.values[layer])[0]
+        def attend(qkv_1ME: Tensor | Scaled, attention: Qwen3Attention, layer: int) -> Tensor:
+            q_MHK = attention.append(qkv_1ME, rope, slots, kv, layer)[0]
             out_B1HK = paged_attention(q_MHK[:count, None], kv, layer, plans[0])
             out_PTHK = paged_attention(q_MHK[count:].view(*shape, *q_MHK.shape[1:]), kv, layer, plans[1])
             return torch.cat([out_B1HK.flatten(0, 1), out_PTHK.flatten(0, 1)]).flatten(1)[None]
@@ -158,18 +168,18 @@ class Qwen3Backbone(nn.Module):
         config = self.config
         return FrameKV.allocate(config.layers, rows, positions, config.kv_heads, config.head_dim, dtype, device)
 
-    def frame_step(self, x_BTD: Tensor, start: int, kv: FrameKV) -> Tensor:
+    def frame_rope(self, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTables:
+        """Tables of positions 0 .. `positions` - 1, for `frame_step`."""
+        return self._rope(torch.arange(positions, device=device), dtype)
+
+    def frame_step(self, x_BTD: Tensor, start: int, rope: RopeTables, kv: FrameKV) -> Tensor:
         """Hidden states [B, T, D] of the positions from `start` on, the same in all rows; T is 1, or `start` is 0.
 
         Writes into `kv`, without gradients.
         """
-        slots = kv.slots(start, x_BTD.shape[1])
-        rope = self._rope(slots % kv.keys.shape[2], x_BTD.dtype)
 
-        def attend(qkv_BTE: Tensor, attention: Qwen3Attention, layer: int) -> Tensor:
-            keys, values = kv.keys[layer], kv.values[layer]
-            q_BTHK = attention.append(qkv_BTE, rope, slots, keys, values)
-            return ops.frame_attention(q_BTHK, keys, values, start).flatten(2)
+        def attend(qkv_BTE: Tensor | Scaled, attention: Qwen3Attention, layer: int) -> Tensor:
+            return attention.within_frame(qkv_BTE, rope, kv.keys[layer], kv.values[layer], start)
 
         return self._run(x_BTD, attend)
 
@@ -177,36 +187,14 @@ class Qwen3Backbone(nn.Module):
         return half_rope_tables(positions, self.config.head_dim, self.config.rope_theta, dtype)
 
     def _run(self, x_BTD: Tensor, attend: Attend) -> Tensor:
-        delta_BTD: Tensor | None = None
+        delta_BTD: Tensor | Scaled | None = None
         for index, layer in enumerate(self.layers):
-            attention, mlp = layer.attention, layer.mlp
-            x_BTD, h_BTD = add_rms_norm_for(attention.qkv_proj, x_BTD, delta_BTD, layer.input_norm)
+            attention, mlp, norm = layer.attention, layer.mlp, layer.input_norm
+            x_BTD, h_BTD = ops.add_rms_norm(x_BTD, delta_BTD, norm.weight, norm.eps, takes_fp8(attention.qkv_proj))
             delta_BTD = attention.o_proj(attend(attention.qkv_proj(h_BTD), attention, index))
-            x_BTD, h_BTD = add_rms_norm_for(mlp.gate_up_proj, x_BTD, delta_BTD, layer.post_attention_norm)
-            delta_BTD = mlp.down_proj(silu_mul_for(mlp.down_proj, mlp.gate_up_proj(h_BTD)))
-        assert delta_BTD is not None, "a backbone has layers"
-        return ops.add_rms_norm(x_BTD, delta_BTD, self.norm.weight, self.norm.eps)[1]
-
-
-def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:
-    """Every parameter of the backbone at `here` in a module, from the tensors under `there` in an official file."""
-    size, ffn = config.hidden_size, config.intermediate_size
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    table = [WeightEntry(f"{here}.norm.weight", (f"{there}.norm.weight",), (size,), dtype)]
-    for i in range(config.layers):
-        for mine, theirs, shape in (
-            ("input_norm", "input_layernorm", (size,)),
-            ("attention.qkv_proj", "self_attn.q_proj", (q, size)),
-            ("attention.qkv_proj", "self_attn.k_proj", (kv, size)),
-            ("attention.qkv_proj", "self_attn.v_proj", (kv, size)),
-            ("attention.o_proj", "self_attn.o_proj", (size, q)),
-            ("attention.q_norm", "self_attn.q_norm", (config.head_dim,)),
-            ("attention.k_norm", "self_attn.k_norm", (config.head_dim,)),
-            ("post_attention_norm", "post_attention_layernorm", (size,)),
-            ("mlp.gate_up_proj", "mlp.gate_proj", (ffn, size)),
-            ("mlp.gate_up_proj", "mlp.up_proj", (ffn, size)),
-            ("mlp.down_proj", "mlp.down_proj", (size, ffn)),
-        ):
-            names = (f"{there}.layers.{i}.{theirs}.weight",)
-            table.append(WeightEntry(f"{here}.layers.{i}.{mine}.weight", names, shape, dtype))
-    return table
+            norm = layer.post_attention_norm
+            x_BTD, h_BTD = ops.add_rms_norm(x_BTD, delta_BTD, norm.weight, norm.eps, takes_fp8(mlp.gate_up_proj))
+            delta_BTD = mlp.down_proj(ops.silu_mul(mlp.gate_up_proj(h_BTD), takes_fp8(mlp.down_proj)))
+        out_BTD = ops.add_rms_norm(x_BTD, delta_BTD, self.norm.weight, self.norm.eps)[1]
+        assert isinstance(out_BTD, Tensor)
+        return out_BTD

@@ -16,8 +16,18 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.audio import FORMATS, LAYOUTS, AudioFormat, encode_audio, encoder_frames, open_encoder, to_int16
-from hocket.errors import HocketError, InvalidRequestError
+from hocket.audio import (
+    FORMATS,
+    LAYOUTS,
+    AudioFormat,
+    encode_audio,
+    encoder_frames,
+    open_encoder,
+    to_float32,
+    to_int16,
+)
+from hocket.core import Samples
+from hocket.errors import HocketError, InvalidRequestError, not_finite
 from hocket.server.mp3 import DELAY_SAMPLES, info_frame
 
 MIN_SPEED = 0.25
@@ -68,10 +78,8 @@ class EncodedAudio:
     seconds: float
 
 
-def encode_whole(
-    response_format: str, samples_CS: NDArray[np.float32], sample_rate: int, speed: float = 1.0
-) -> EncodedAudio:
-    """float32 [C, S] as one body with exact sizes, gapless where the format can say so: in all but aac.
+def encode_whole(response_format: str, samples_CS: Samples, sample_rate: int, speed: float = 1.0) -> EncodedAudio:
+    """float32 or int16 [C, S] as one body with exact sizes, gapless where the format can say so: in all but aac.
 
     wav and pcm hold the same samples as the stream does, and aac the same bytes. Raises InvalidRequestError for an
     unknown format, a speed out of range or a number of channels that the format does not have, HocketError for samples
@@ -85,7 +93,7 @@ def encode_whole(
         return EncodedAudio(body, chosen.content_type, encoder.sample_rate, channels, encoder.seconds)
     converter = _Converter(chosen, sample_rate, channels, speed)
     _check_finite(samples_CS)
-    converted_CS = np.concatenate([converter.feed(samples_CS), converter.finish()], axis=1)
+    converted_CS = converter.whole(samples_CS)
     if chosen.audio_format is None:
         body = _interleaved_bytes(converted_CS)
     else:
@@ -98,7 +106,7 @@ def encode_whole(
 
 
 class AudioEncoder:
-    """float32 [channels, S] in pieces to bytes in pieces: `feed` as often as there is audio, then `finish` once.
+    """Samples [channels, S] in pieces to bytes in pieces: `feed` as often as there is audio, then `finish` once.
 
     How the audio was cut into pieces does not show in the bytes. Between two calls it holds less than half a second.
     """
@@ -130,7 +138,7 @@ class AudioEncoder:
         """How long the body plays: the audio, and in a bare format what the coding has put around it."""
         return (self._samples + self._writer.added_samples) / self._converter.to_rate
 
-    def feed(self, samples_CS: NDArray[np.float32]) -> bytes:
+    def feed(self, samples_CS: Samples) -> bytes:
         """The bytes that `samples_CS` [channels, S] lets go. Raises HocketError when they are not finite."""
         if self._finished:
             raise HocketError("this encoder is finished; make another for more audio")
@@ -146,7 +154,7 @@ class AudioEncoder:
         self._finished = True
         return self._write(self._converter.finish()) + self._writer.close()
 
-    def _write(self, samples_CS: NDArray[np.float32]) -> bytes:
+    def _write(self, samples_CS: Samples) -> bytes:
         self._samples += samples_CS.shape[1]
         return self._writer.write(samples_CS)
 
@@ -168,16 +176,20 @@ def _refused_shape(response_format: str, channels: int, sample_rate: int) -> Inv
     )
 
 
-def _check_finite(samples_CS: NDArray[np.float32]) -> None:
+def _check_finite(samples_CS: Samples) -> None:
     if not np.isfinite(samples_CS).all():
-        raise HocketError("the speech holds NaN or infinity, which no format can; report it with the request's seed")
+        raise not_finite()
 
 
 # ---------------------------------------------------------------------------------------------------- samples to bytes
 
 
-def _interleaved_bytes(samples_CS: NDArray[np.float32]) -> bytes:
-    return to_int16(samples_CS.T).astype("<i2", copy=False).tobytes()
+def _interleaved_bytes(samples_CS: Samples) -> bytes:
+    made_SC = np.empty(samples_CS.shape[::-1], "<i2")
+    # Channel by channel: 60 us for 1.2 s of stereo at 48 kHz, where a copy of the transposed array takes 300.
+    for channel, made_S in enumerate(to_int16(samples_CS)):
+        made_SC[:, channel] = made_S
+    return made_SC.tobytes()
 
 
 def _endless_wav_header(sample_rate: int, channels: int) -> bytes:
@@ -193,7 +205,7 @@ class _PcmWriter:
     def __init__(self, header: bytes) -> None:
         self._header = header
 
-    def write(self, samples_CS: NDArray[np.float32]) -> bytes:
+    def write(self, samples_CS: Samples) -> bytes:
         header, self._header = self._header, b""
         return header + _interleaved_bytes(samples_CS)
 
@@ -238,7 +250,7 @@ class _ContainerWriter:
             chosen.codec_options,
         )
 
-    def write(self, samples_CS: NDArray[np.float32]) -> bytes:
+    def write(self, samples_CS: Samples) -> bytes:
         for frame in encoder_frames(self._format, samples_CS, self._rate, self._samples):
             self._mux(self._stream.encode(frame))
         self._samples += samples_CS.shape[1]
@@ -296,12 +308,16 @@ class _Converter:
         self._rest_CS = np.zeros((channels, 0), np.float32)
         self._taken = self._pushed = self._given = 0
 
-    def feed(self, samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What is ready by now of the samples so far, float32 [C, S]."""
+    def whole(self, samples_CS: Samples) -> Samples:
+        """What all the samples come to."""
+        return samples_CS if self._graph is None else np.concatenate([self.feed(samples_CS), self.finish()], axis=1)
+
+    def feed(self, samples_CS: Samples) -> Samples:
+        """What is ready by now of the samples so far, [C, S]: as they are where nothing is to be done, else float32."""
         if self._graph is None:
             return samples_CS
         self._taken += samples_CS.shape[1]
-        ready_CS = self._push(self._graph, samples_CS)
+        ready_CS = self._push(self._graph, to_float32(samples_CS))
         self._given += ready_CS.shape[1]
         return ready_CS
 

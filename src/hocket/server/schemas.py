@@ -12,8 +12,15 @@ from hocket.core import MAX_SEED, Sampling
 from hocket.errors import InvalidRequestError
 from hocket.server.settings import ResponseFormat, ServerSettings
 
-#: Names of vLLM-Omni's speech API, and ours.
-ALIASES = {"ref_audio": "reference_audio", "ref_text": "reference_text", "speaker": "voice"}
+#: Names of vLLM-Omni's speech API and of Qwen3-TTS, and ours.
+ALIASES = {
+    "ref_audio": "reference_audio",
+    "ref_text": "reference_text",
+    "speaker": "voice",
+    "subtalker_temperature": "predictor_temperature",
+    "subtalker_top_p": "predictor_top_p",
+    "subtalker_top_k": "predictor_top_k",
+}
 
 #: Letters, digits, and signs with a name that is read aloud, such as + and $. Emoji are not among them.
 _SPOKEN_CATEGORIES = ("L", "N", "Sm", "Sc")
@@ -59,6 +66,12 @@ class VoiceFields(Body):
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    #: Of the codes after the first, where a model draws them with parameters of their own; refused by others.
+    predictor_temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    predictor_top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    predictor_top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    #: Whether the model reads a token of the text per frame, or all of it up front; refused where it has no choice.
+    streaming_text: bool | None = None
     #: Most frames of speech (12.5 a second).
     max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     #: Frames before which the model may not stop.
@@ -74,6 +87,9 @@ class VoiceFields(Body):
             top_p=self.top_p,
             top_k=self.top_k,
             repetition_penalty=self.repetition_penalty,
+            predictor_temperature=self.predictor_temperature,
+            predictor_top_p=self.predictor_top_p,
+            predictor_top_k=self.predictor_top_k,
         )
 
     @property

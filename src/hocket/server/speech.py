@@ -13,9 +13,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, SpeechRequest, TaskType
+from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, Samples, SpeechRequest, TaskType
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
 from hocket.prompt.text_front import normalise
 from hocket.server.errors import ApiError
@@ -26,8 +25,6 @@ from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
 from hocket.server.settings import ResponseFormat
 from hocket.voices import DEFAULT_VOICE
-
-Samples = NDArray[np.float32]
 
 #: Seeds that are drawn fit a double, so that JavaScript can send them back.
 _DRAWN_SEEDS = 2**53
@@ -78,6 +75,7 @@ class Plan:
             instruction=body.instructions,
             tokens=None if body.tokens is None else max(1, round(body.tokens * share)),
             task_type=self.task_type,
+            streaming_text=body.streaming_text,
             voice=self.voice,
             reference=self.reference,
             reference_text=self.reference_text,
@@ -163,7 +161,7 @@ class Speaking:
         self.plan = plan
         self._services, self._record = services, record
         facts = services.client.facts
-        self.sample_rate, self.channels = facts.sample_rate, facts.channels
+        self.sample_rate, self.channels, self._format = facts.sample_rate, facts.channels, facts.samples
         self.frames = 0
         #: Of all prompts: template, text and reference.
         self.prompt_rows = 0
@@ -176,14 +174,16 @@ class Speaking:
         return self.samples / self.sample_rate
 
     async def pieces(self) -> AsyncGenerator[Samples, None]:
-        """float32 [C, S], in order. Raises HocketError with the client's name of the field at fault."""
+        """[C, S] as the engine makes them. Raises HocketError with the client's name of the field at fault."""
         try:
             for i in range(len(self.plan.texts)):
                 left = self._frames_left()
                 if left is not None and left < 1:
                     break
                 if i:
-                    yield self._pause()
+                    pause_CS = self.silence(self._services.settings.segment_pause_ms)
+                    self._count(pause_CS)
+                    yield pause_CS
                 async with aclosing(self._speak(self.plan.request(i, left))) as spoken:
                     async for samples_CS in spoken:
                         yield samples_CS
@@ -236,11 +236,9 @@ class Speaking:
         most = self.plan.body.max_new_tokens
         return None if most is None else most - self.frames
 
-    def _pause(self) -> Samples:
-        pause = np.zeros((self.channels, round(self.sample_rate * self._services.settings.segment_pause_ms / 1000)))
-        silence_CS = pause.astype(np.float32)
-        self._count(silence_CS)
-        return silence_CS
+    def silence(self, ms: float) -> Samples:
+        """[C, S] in the form that the engine's samples have."""
+        return np.zeros((self.channels, round(self.sample_rate * ms / 1000)), self._format)
 
 
 @asynccontextmanager

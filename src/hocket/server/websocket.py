@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from fastapi import APIRouter, WebSocket
 
-from hocket.core import FinishReason
+from hocket.core import FinishReason, Samples
 from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.answers import encoded, new_encoder
 from hocket.server.encoders import encode_whole
@@ -24,7 +24,7 @@ from hocket.server.gate import Record, record_of
 from hocket.server.long_text import SentenceBuffer
 from hocket.server.schemas import SpeechBody, VoiceFields, check_text, read_json
 from hocket.server.services import Services, services_of
-from hocket.server.speech import Plan, Samples, drawn_seed, piece_seed, pieces_of, plan_speech, speaking
+from hocket.server.speech import Plan, drawn_seed, piece_seed, pieces_of, plan_speech, speaking
 from hocket.server.websocket_dialects import VllmOmni, own_words
 from hocket.server.websocket_messages import (
     OMNI_MODELS,
@@ -338,7 +338,7 @@ class _Session:
         plan = replace(self._plan, texts=texts, body=body, seed=piece_seed(self._plan.seed, index))
         try:
             async with speaking(self._services, plan, record) as (speech, pieces):
-                pause_CS = np.zeros((speech.channels, round(speech.sample_rate * pause_ms / 1000)), np.float32)
+                pause_CS = speech.silence(pause_ms)
                 utterance.samples += pause_CS.shape[1]
                 utterance.sent_before = self._wire.audio_bytes
                 await self._wire.send_event(

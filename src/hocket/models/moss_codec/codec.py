@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hocket.kernels import ops
+from hocket.kernels.chunks import Chunks
 from hocket.models.codec_state import CodecState, Direction, PackedStreams
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
@@ -88,11 +90,10 @@ class MossCodec(StreamingCodec):
         The same as `decode`, but that streams may be given different numbers of frames without padding. Nothing is
         checked: that would make the caller wait for the device.
         """
-        x_1MD = self.quantizer.decode(codes_FN[None])
-        for stage, rings in zip(self.decoder, state.stages, strict=True):
-            x_1MD = stage(x_1MD) if rings is None else stage(x_1MD, rings.packed_window(streams, state.offsets))
+        chunks, latent_1FD = streams.after(state.offsets), self.quantizer.decode(codes_FN[None])
+        samples_1CS = self._to_samples(_run_packed(self.decoder, latent_1FD, state, chunks))
         state.advance(streams.rows_S, streams.counts_S)
-        return self._to_samples(x_1MD)[0]
+        return samples_1CS[0]
 
     @torch.inference_mode()
     def encode(
@@ -160,8 +161,13 @@ class MossCodec(StreamingCodec):
         frames: int,
     ) -> Tensor:
         offsets_B = state.offsets[rows_B]
-        for stage, rings in zip(chain, state.stages, strict=True):
-            x_BTD = stage(x_BTD) if rings is None else stage(x_BTD, rings.window(rows_B, offsets_B, frames))
+        if ops.use_kernels(x_BTD):
+            chunks = Chunks.even(rows_B, offsets_B, frames)
+            x_1MD = _run_packed(chain, x_BTD.flatten(0, 1)[None], state, chunks)
+            x_BTD = x_1MD.reshape(len(rows_B), -1, x_1MD.shape[-1])
+        else:
+            for stage, rings in zip(chain, state.stages, strict=True):
+                x_BTD = stage(x_BTD) if rings is None else stage(x_BTD, rings.window(rows_B, offsets_B, frames))
         state.advance(rows_B, frames if counts_B is None else counts_B)
         return x_BTD
 
@@ -173,6 +179,13 @@ class MossCodec(StreamingCodec):
     def _to_samples(self, mono_BS1: Tensor) -> Tensor:
         """The inverse of `_to_mono`, float32."""
         return mono_BS1.float().reshape(mono_BS1.shape[0], -1, self.config.channels).transpose(1, 2)
+
+
+def _run_packed(chain: nn.ModuleList, x_1MD: Tensor, state: CodecState, chunks: Chunks) -> Tensor:
+    """Chunks one behind the other, counted in frames, through all stages."""
+    for stage, rings in zip(chain, state.stages, strict=True):
+        x_1MD = stage(x_1MD) if rings is None else stage(x_1MD, rings.pack(chunks))
+    return x_1MD
 
 
 def _stage(spec: StageSpec, patch: type[PatchMerge] | type[PatchSplit]) -> nn.Module:

@@ -13,15 +13,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
+from hocket.kernels.scaled import Scaled, plain
 from hocket.models.codec_state import PackedWindow, RingWindow
-from hocket.models.fp8 import Linear, QuantizableBlock, compute_dtype
+from hocket.models.fp8 import Linear, QuantizableBlock, compute_dtype, takes_fp8
 from hocket.models.moss_codec.config import TransformerSpec
 
 LAYER_NORM_EPS = 1e-5
@@ -41,11 +42,6 @@ class Rotations:
         return cls(positions_BT[..., None].float() * torch.exp(pairs * (-2.0 * math.log(base) / head_dim)))
 
     @cached_property
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, for the kernels."""
-        return self.angles.cos(), self.angles.sin()
-
-    @cached_property
     def units(self) -> Tensor:
         """Unit complex [B or 1, T, 1, 1, head_dim / 2]: one product turns a pair, the fastest way on a CPU."""
         angles = self.angles[:, :, None, None]
@@ -53,14 +49,26 @@ class Rotations:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class RowsPlan:
     """What all layers of a stage share in one call."""
 
     rotations: Rotations
     #: Broadcasts to [B, H, T, L]; None means plain causal, or that the window knows.
     visible: Tensor | None
     #: None within a whole sequence.
-    window: RingWindow | PackedWindow | None
+    window: RingWindow | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlan:
+    """The same of a pack."""
+
+    #: `ops.pair_turns`
+    turns_MK: Tensor
+    window: PackedWindow
+
+
+AttentionPlan: TypeAlias = RowsPlan | PackedPlan
 
 
 def rotate(x_BTKHD: Tensor, rotations: Rotations) -> Tensor:
@@ -91,39 +99,14 @@ class CodecLayer(QuantizableBlock):
         """Of linears, attention and K/V."""
         return compute_dtype(self.in_proj)
 
-    def attend(self, qkv_BTE: Tensor, plan: AttentionPlan) -> Tensor:
+    def attend(self, qkv_BTE: Tensor | Scaled, plan: AttentionPlan) -> Tensor:
         """[B, T, D] of stacked queries, keys and values [B, T, 3 D]; the window's rings are written."""
-        window = plan.window
-        if isinstance(window, PackedWindow):
-            ring, streams = window.layers[self.index], window.streams
-            cos_1MJ, sin_1MJ = plan.rotations.tables
-            query_MHD = ops.rotate_append_packed(
-                qkv_BTE[0],
-                cos_1MJ[0],
-                sin_1MJ[0],
-                streams.frame_rows_F,
-                window.frame_positions_F,
-                ring.keys,
-                ring.values,
-            )
-            out_MHD = ops.ring_attention_packed(
-                query_MHD,
-                ring.keys,
-                ring.values,
-                streams.rows_S,
-                window.starts_S,
-                streams.counts_S,
-                streams.firsts_S,
-                window.tokens_per_frame,
-                streams.max_frames,
-                window.context,
-            )
-            return out_MHD.flatten(1)[None]
-        if window is not None and ops.use_kernels(qkv_BTE):
-            ring = window.layers[self.index]
-            tables, rows = plan.rotations.tables, (window.rows_B, window.starts_B)
-            query_BTHD = ops.rotate_append(qkv_BTE, *tables, *rows, ring.keys, ring.values)
-            return ops.ring_attention(query_BTHD, ring.keys, ring.values, *rows, window.context).flatten(2)
+        if isinstance(plan, PackedPlan):
+            ring = plan.window.layers[self.index]
+            tokens = qkv_BTE, plan.turns_MK, plan.window.chunks, ring.keys, ring.values
+            ops.append_rotated(*tokens)
+            return ops.ring_attention(*tokens, plan.window.context)
+        window, qkv_BTE = plan.window, plain(qkv_BTE)
         qkv_BT3HD = qkv_BTE.view(*qkv_BTE.shape[:2], 3, -1, self.head_dim)
         query_BTHD, key_BLHD = rotate(qkv_BT3HD[:, :, :2], plan.rotations).unbind(2)
         value_BLHD, visible = qkv_BT3HD[:, :, 2], plan.visible
@@ -156,7 +139,7 @@ class CodecTransformer(nn.Module):
 
         A pack is one sequence here, B = 1.
         """
-        plan = self._whole_plan(x_BTD) if window is None else self._streaming_plan(window)
+        plan = self._whole_plan(x_BTD) if window is None else self._streaming_plan(window, x_BTD.shape[1])
         if self.input_proj is not None:
             x_BTD = self.input_proj(x_BTD.to(self.input_proj.weight.dtype))
         x_BTD = self._run(x_BTD.float(), plan)
@@ -168,27 +151,32 @@ class CodecTransformer(nn.Module):
         """The layers on a float32 residual stream; joining it and the norm that follows are one operation."""
         layers = self.layers
         norm = layers[0].norm1
-        h_BTD = ops.layer_norm_to(x_BTD, norm.weight, norm.bias, norm.eps, layers[0].dtype)
+        # All linears of a stage are of the same kind.
+        fp8 = takes_fp8(layers[0].in_proj)
+        h_BTD = ops.layer_norm_to(x_BTD, norm.weight, norm.bias, norm.eps, layers[0].dtype, fp8)
         for layer in layers:
             delta_BTD = layer.out_proj(layer.attend(layer.in_proj(h_BTD), plan))
-            norm = layer.norm2
-            x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, layer.scale1, norm.weight, norm.bias, norm.eps)
-            delta_BTD = layer.ffn_out(ops.gelu(layer.ffn_in(h_BTD)))
+            norms = layer.scale1, layer.norm2.weight, layer.norm2.bias, layer.norm2.eps
+            x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, *norms, fp8)
+            delta_BTD = layer.ffn_out(ops.gelu(layer.ffn_in(h_BTD), fp8))
             if layer.index + 1 == len(layers):
                 return ops.scaled_add(x_BTD, delta_BTD, layer.scale2)
             norm = layers[layer.index + 1].norm1
-            x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, layer.scale2, norm.weight, norm.bias, norm.eps)
+            norms = layer.scale2, norm.weight, norm.bias, norm.eps
+            x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, *norms, fp8)
         return x_BTD
 
-    def _streaming_plan(self, window: RingWindow | PackedWindow) -> AttentionPlan:
-        rotations = Rotations.of(window.positions, self.spec.head_dim, self.spec.rope_base)
-        return AttentionPlan(rotations, None, window)
+    def _streaming_plan(self, window: RingWindow | PackedWindow, tokens: int) -> AttentionPlan:
+        size, base = self.spec.head_dim, self.spec.rope_base
+        if isinstance(window, PackedWindow):
+            return PackedPlan(ops.pair_turns(window.chunks, tokens, size, base), window)
+        return RowsPlan(Rotations.of(window.positions, size, base), None, window)
 
-    def _whole_plan(self, x_BTD: Tensor) -> AttentionPlan:
+    def _whole_plan(self, x_BTD: Tensor) -> RowsPlan:
         tokens, context = x_BTD.shape[1], self.spec.context_tokens
         positions_BT = torch.arange(tokens, device=x_BTD.device)[None]
         rotations = Rotations.of(positions_BT, self.spec.head_dim, self.spec.rope_base)
         if tokens <= context:
-            return AttentionPlan(rotations, None, None)
+            return RowsPlan(rotations, None, None)
         ones_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=x_BTD.device)
-        return AttentionPlan(rotations, ones_TT.tril().triu(1 - context), None)
+        return RowsPlan(rotations, ones_TT.tril().triu(1 - context), None)

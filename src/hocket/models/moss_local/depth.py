@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.models.fp8 import Linear, QuantizableBlock
+from hocket.kernels.scaled import Scaled, plain
+from hocket.models.fp8 import Linear, QuantizableBlock, takes_fp8
 from hocket.models.layers import RopeTables, pair_rope_tables, rotate_pairs
 
 
@@ -64,7 +65,7 @@ class DepthBlock(QuantizableBlock):
 
 
 #: From stacked projections [B or B, P, 3 D], the block they are of and its index to attention of the same rows.
-Attend = Callable[[Tensor, DepthBlock, int], Tensor]
+Attend = Callable[[Tensor | Scaled, DepthBlock, int], Tensor]
 
 
 class DepthTransformer(nn.Module):
@@ -87,7 +88,7 @@ class DepthTransformer(nn.Module):
         """Output [B, D] of `position`, the one after the previous call's. Writes into `cache`, without gradients."""
         cos_K, sin_K = cache.rope.cos[position], cache.rope.sin[position]
 
-        def attend(qkv_BE: Tensor, _: DepthBlock, layer: int) -> Tensor:
+        def attend(qkv_BE: Tensor | Scaled, _: DepthBlock, layer: int) -> Tensor:
             return ops.depth_attention(qkv_BE, cos_K, sin_K, cache.keys[layer], cache.values[layer], position)
 
         return self._run(x_BD, attend)
@@ -96,19 +97,20 @@ class DepthTransformer(nn.Module):
         """Outputs [B, P, D] of whole frames given all their inputs, differentiable: the same as P steps."""
         rope = self._rope(x_BPD.shape[1], x_BPD.dtype, x_BPD.device)
         rope = RopeTables(rope.cos[:, None, None], rope.sin[:, None, None])
-        return self._run(x_BPD, lambda qkv_BPE, block, _: block.whole(qkv_BPE, rope))
+        return self._run(x_BPD, lambda qkv_BPE, block, _: block.whole(plain(qkv_BPE), rope))
 
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
-        norms = [norm for block in self.blocks for norm in (block.attention_norm, block.mlp_norm)]
-        norms.append(self.norm)
-        h = ops.layer_norm(x, norms[0].weight, norms[0].bias, norms[0].eps)
+        delta: Tensor | Scaled | None = None
         for layer, block in enumerate(self.blocks):
-            after_attention, after_mlp = norms[2 * layer + 1], norms[2 * layer + 2]
+            norm = block.attention_norm
+            x, h = ops.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps, takes_fp8(block.qkv_proj))
             delta = block.o_proj(attend(block.qkv_proj(h), block, layer))
-            x, h = ops.add_layer_norm(x, delta, after_attention.weight, after_attention.bias, after_attention.eps)
-            delta = block.down_proj(F.silu(block.up_proj(h)))
-            x, h = ops.add_layer_norm(x, delta, after_mlp.weight, after_mlp.bias, after_mlp.eps)
-        return h
+            norm = block.mlp_norm
+            x, h = ops.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps, takes_fp8(block.up_proj))
+            delta = block.down_proj(ops.silu(block.up_proj(h), takes_fp8(block.down_proj)))
+        out = ops.add_layer_norm(x, delta, self.norm.weight, self.norm.bias, self.norm.eps)[1]
+        assert isinstance(out, Tensor)
+        return out
 
     def _rope(self, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTables:
         config = self.config

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from hocket.core import ResolvedSampling
 from hocket.models.family import LoadedTalker, TalkerPlan
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
+from hocket.models.resolved_sampling import ResolvedSampling
 from hocket.models.weights import load_weights
 from hocket.prompt.moss_local import MossLocalPrompt
 from hocket.prompt.tokenizer import TextTokenizer

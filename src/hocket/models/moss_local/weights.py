@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.models.qwen3 import qwen3_weights
+from hocket.models.qwen3_weights import qwen3_weights
 from hocket.models.weights import WeightEntry
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
-from hocket.models.codec_state import CodecState, Direction, RingSpec
+from hocket.models.codec_state import CodecState, Direction, PackedStreams, RingSpec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.conv import TailWindow
-from hocket.models.qwen3_codec.decoder import ChunkWindow, CodecDecoder
+from hocket.models.qwen3_codec.decoder import CodecDecoder, DecoderWindow
 from hocket.models.qwen3_codec.encoder import CodecEncoder, EncoderWindow, RecordingEnd
+from hocket.models.qwen3_codec.packed_conv import TailPack
 from hocket.models.streaming_codec import StreamingCodec
 
 
@@ -23,6 +24,7 @@ class Qwen3Codec(StreamingCodec):
     """Decoder and encoder. Call `finalize` once after the weights are in place."""
 
     config: Qwen3CodecConfig
+    packs = True
 
     def __init__(self, config: Qwen3CodecConfig) -> None:
         super().__init__()
@@ -39,8 +41,8 @@ class Qwen3Codec(StreamingCodec):
 
     def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState:
         """State for `rows` streams that are decoded at most `max_chunk_frames` frames at a time."""
-        spec = self.config.decoder.transformer
-        return self._new_state("decoder", spec.ring(0), self.decoder.tail_layout.elements, rows, max_chunk_frames)
+        ring = self.config.decoder.ring
+        return self._new_state("decoder", ring, self.decoder.tail_layout.elements, rows, max_chunk_frames)
 
     def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
         """State for `rows` recordings of at most `max_frames`, by default `config.max_recording_frames`."""
@@ -60,10 +62,23 @@ class Qwen3Codec(StreamingCodec):
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
         state.check_call("decoder", batch, frames, rows_B, counts_B)
-        window = _open(state, rows_B, counts_B, frames)
-        samples_BCS = self.decoder(codes_BTN, window)
-        _close(state, window.tails, rows_B, counts_B, frames)
-        return samples_BCS
+        streams = _padded(rows_B, torch.full_like(rows_B, frames) if counts_B is None else counts_B, frames)
+        return self.decode_packed(codes_BTN.flatten(0, 1), state, streams).view(batch, 1, -1)
+
+    @torch.inference_mode()
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
+        """The next chunks of several streams, packed: codes int64 [F, N] -> samples float32 [1, F * frame_samples].
+
+        The same as `decode`, but that streams may be given different numbers of frames without padding. Nothing is
+        checked: that would make the caller wait for the device.
+        """
+        (rings,) = state.stages
+        assert rings is not None
+        positions_F = state.offsets[streams.frame_rows_F.clamp(min=0)] + streams.frame_places_F
+        window = DecoderWindow(rings.pack(streams.after(state.offsets)), TailPack(state.tails, streams, positions_F))
+        samples_S = self.decoder(codes_FN, window)
+        state.advance(streams.rows_S, streams.counts_S)
+        return samples_S[None]
 
     @torch.inference_mode()
     def encode(
@@ -85,10 +100,15 @@ class Qwen3Codec(StreamingCodec):
         counts_B = None if lengths_B is None else (lengths_B + frame_samples - 1) // frame_samples
         state.check_call("encoder", samples_BCS.shape[0], frames, rows_B, counts_B)
         self._check_room(state, rows_B, frames if counts_B is None else counts_B)
-        chunk = _open(state, rows_B, counts_B, frames)
+        offsets_B = state.offsets[rows_B]
+        (rings,) = state.stages
+        assert rings is not None
+        ring = rings.window(rows_B, offsets_B, frames)
+        tails = TailWindow.open(state.tails, rows_B, offsets_B, counts_B)
         end = None if lengths_B is None else RecordingEnd(lengths_B, samples_BCS.shape[-1])
-        codes_BTN = self.encoder(samples_BCS, n_codebooks, EncoderWindow(chunk.ring, chunk.tails, end))
-        _close(state, chunk.tails, rows_B, counts_B, frames)
+        codes_BTN = self.encoder(samples_BCS, n_codebooks, EncoderWindow(ring, tails, end))
+        tails.close(state.tails, rows_B)
+        state.advance(rows_B, frames if counts_B is None else counts_B)
         return codes_BTN
 
     # Inside
@@ -128,22 +148,16 @@ def state_layout(config: Qwen3CodecConfig, direction: Direction) -> tuple[RingSp
     if direction == "decoder":
         with torch.device("meta"):
             elements = CodecDecoder(config.decoder).tail_layout.elements
-        return config.decoder.transformer.ring(0), elements, config.compute_dtype
+        return config.decoder.ring, elements, config.compute_dtype
     with torch.device("meta"):
         elements = CodecEncoder(config.encoder, config.frame_samples).tail_layout.elements
     spec = config.encoder.transformer
     return spec.ring(config.max_recording_frames * spec.tokens_per_frame), elements, torch.float32
 
 
-def _open(state: CodecState, rows_B: Tensor, counts_B: Tensor | None, frames: int) -> ChunkWindow:
-    offsets_B = state.offsets[rows_B]
-    (rings,) = state.stages
-    assert rings is not None
-    return ChunkWindow(
-        rings.window(rows_B, offsets_B, frames), TailWindow.open(state.tails, rows_B, offsets_B, counts_B)
-    )
-
-
-def _close(state: CodecState, tails: TailWindow, rows_B: Tensor, counts_B: Tensor | None, frames: int) -> None:
-    tails.close(state.tails, rows_B)
-    state.advance(rows_B, frames if counts_B is None else counts_B)
+def _padded(rows_B: Tensor, counts_B: Tensor, frames: int) -> PackedStreams:
+    """Chunks of `counts_B` frames, each padded to `frames`."""
+    places_BT = torch.arange(frames, device=rows_B.device).expand(len(rows_B), -1)
+    frame_rows_BT = torch.where(places_BT < counts_B[:, None], rows_B[:, None], -1)
+    firsts_B = torch.arange(0, len(rows_B) * frames, frames, device=rows_B.device)
+    return PackedStreams(rows_B, counts_B, firsts_B, frame_rows_BT.flatten(), places_BT.flatten(), frames)

@@ -8,7 +8,7 @@ has defaults that no released model uses, so its keys must be there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -213,6 +213,11 @@ class DecoderSpec:
     #: Width before the first of `strides`, each of which halves it.
     width: int
     strides: tuple[int, ...]
+
+    @property
+    def ring(self) -> RingSpec:
+        """Heads that share keys and values have their own in a ring."""
+        return replace(self.transformer.ring(0), kv_heads=self.transformer.heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Causal convolutions that remember their last inputs on rows (spec/qwen3 9, 10).
+"""The encoder's causal convolutions, which remember their last inputs on rows (spec/qwen3 10).
 
-Every convolution here, transposed ones included, is a window over its own inputs: an output needs the inputs of its
-token and of a few tokens before. Those few columns are all that a stream keeps, so any chunking equals the whole. A
-row's columns lie one convolution after another in `CodecState.tails`; `TailLayout` says where.
+Every convolution is a window over its own inputs: an output needs the inputs of its token and of a few tokens before.
+Those few columns are all that a stream keeps, so any chunking equals the whole. A row's columns lie one convolution
+after another in `CodecState.tails`; `TailLayout` says where. The decoder's are in `packed_conv.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class TailSpec:
-    """Where one convolution's last inputs lie in a row's tail, [channels, columns] from element `start` on."""
+    """Where one convolution's last inputs lie in a row's tail, from element `start` on."""
 
     start: int
     channels: int
@@ -99,37 +99,15 @@ class CausalConv(nn.Module):
         *,
         stride: int = 1,
         dilation: int = 1,
-        depthwise: bool = False,
         bias: bool = True,
         replicate: bool = False,
     ) -> None:
         super().__init__()
         self.stride, self.dilation, self.replicate = stride, dilation, replicate
-        self.groups = in_channels if depthwise else 1
         self.tail = layout.add(in_channels, (kernel - 1) * dilation + 1 - stride, tokens_per_frame)
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // self.groups, kernel))
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, kernel))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
 
     def forward(self, x_BCT: Tensor, window: TailWindow) -> Tensor:
         x_BCL = window.extend(self.tail, x_BCT, replicate=self.replicate)
-        return F.conv1d(x_BCL, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
-
-
-class UpsamplingConv(nn.Module):
-    """A transposed convolution without look-ahead: T inputs give T * stride outputs, what is over is cut at the end."""
-
-    def __init__(
-        self, layout: TailLayout, in_channels: int, out_channels: int, kernel: int, stride: int, tokens_per_frame: int
-    ) -> None:
-        super().__init__()
-        self.stride = stride
-        # An input reaches over `kernel` outputs, so an output is reached by so many inputs before its own.
-        self.tail = layout.add(in_channels, -(-kernel // stride) - 1, tokens_per_frame)
-        self.weight = nn.Parameter(torch.empty(in_channels, out_channels, kernel))
-        self.bias = nn.Parameter(torch.empty(out_channels))
-
-    def forward(self, x_BCT: Tensor, window: TailWindow) -> Tensor:
-        x_BCL = window.extend(self.tail, x_BCT)
-        out_BCS = F.conv_transpose1d(x_BCL, self.weight, self.bias, self.stride)
-        first = self.tail.columns * self.stride
-        return out_BCS[:, :, first : first + x_BCT.shape[2] * self.stride]
+        return F.conv1d(x_BCL, self.weight, self.bias, self.stride, 0, self.dilation)

@@ -6,56 +6,36 @@ transformer are computed in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.models.codec_state import RingWindow
+from hocket.models.codec_state import PackedWindow
 from hocket.models.layers import RMSNorm
 from hocket.models.qwen3_codec.config import DecoderSpec
-from hocket.models.qwen3_codec.conv import CausalConv, TailLayout, TailWindow, UpsamplingConv
+from hocket.models.qwen3_codec.conv import TailLayout
+from hocket.models.qwen3_codec.decoder_transformer import DecoderTransformer
+from hocket.models.qwen3_codec.packed_conv import DepthwiseConv, PackedConv, SnakeBeta, TailPack, UpsamplingConv
 from hocket.models.qwen3_codec.quantizer import Dequantizer
-from hocket.models.qwen3_codec.transformer import CodecTransformer
 
 #: Kernels and dilations are the official class's, not the file's.
 LATENT_KERNEL = 3
 KERNEL = 7
 DILATIONS = (1, 3, 9)
 CONVNEXT_NORM_EPS = 1e-6
-#: Keeps a vanishing amplitude of Snake's from dividing by zero.
-MIN_SNAKE_BETA = 1e-9
 
 
-class ChunkWindow(NamedTuple):
-    """One chunk's view of its rows' state."""
+@dataclass(frozen=True, slots=True)
+class DecoderWindow:
+    """One pack's view of its streams' state."""
 
-    ring: RingWindow
-    tails: TailWindow
-
-
-class SnakeBeta(nn.Module):
-    """x + sin^2(rate x) * gain, per channel. A checkpoint has logarithms: rate = e^alpha, gain = e^-beta."""
-
-    rate: nn.Parameter
-    gain: nn.Parameter
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.empty(channels))
-        self.beta = nn.Parameter(torch.empty(channels))
-
-    def finalize(self) -> None:
-        """Replaces the logarithms; once, after loading."""
-        self.rate = nn.Parameter(self.alpha.detach().exp()[:, None], requires_grad=False)
-        self.gain = nn.Parameter(1 / (self.beta.detach().exp() + MIN_SNAKE_BETA)[:, None], requires_grad=False)
-        del self.alpha, self.beta
-
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        return ops.snake(x_BCT, self.rate, self.gain)
+    ring: PackedWindow
+    tails: TailPack
 
 
 class ConvNeXt(nn.Module):
@@ -63,16 +43,17 @@ class ConvNeXt(nn.Module):
 
     def __init__(self, layout: TailLayout, channels: int, tokens_per_frame: int) -> None:
         super().__init__()
-        self.conv = CausalConv(layout, channels, channels, KERNEL, tokens_per_frame, depthwise=True)
+        self.conv = DepthwiseConv(layout, channels, KERNEL, tokens_per_frame)
         self.norm = nn.LayerNorm(channels, eps=CONVNEXT_NORM_EPS)
         self.up = nn.Linear(channels, 4 * channels)
         self.down = nn.Linear(4 * channels, channels)
         self.scale = nn.Parameter(torch.empty(channels))
 
-    def forward(self, x_BCT: Tensor, tails: TailWindow) -> Tensor:
-        normed_BTC = self.norm(self.conv(x_BCT, tails).transpose(1, 2).float()).to(x_BCT.dtype)
-        out_BTC = self.scale * self.down(F.gelu(self.up(normed_BTC)))
-        return x_BCT + out_BTC.transpose(1, 2).to(x_BCT.dtype)
+    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
+        norm, dtype = self.norm, x_MC.dtype
+        wide_MC = self.conv(x_MC, tails).float()
+        normed_MC = ops.layer_norm_to(wide_MC, norm.weight, norm.bias, norm.eps, dtype)
+        return x_MC + (self.scale * self.down(ops.gelu(self.up(normed_MC)))).to(dtype)
 
 
 class LatentUpsampling(nn.Module):
@@ -83,38 +64,47 @@ class LatentUpsampling(nn.Module):
         self.conv = UpsamplingConv(layout, channels, channels, stride, stride, tokens_per_frame)
         self.block = ConvNeXt(layout, channels, tokens_per_frame * stride)
 
-    def forward(self, x_BCT: Tensor, tails: TailWindow) -> Tensor:
-        return self.block(self.conv(x_BCT, tails), tails)
+    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
+        return self.block(self.conv(x_MC, tails), tails)
 
 
 class ResidualUnit(nn.Module):
+    """Two convolutions beside the identity, each behind a Snake, the first of which is `snake1` of the input."""
+
     def __init__(self, layout: TailLayout, channels: int, dilation: int, tokens_per_frame: int) -> None:
         super().__init__()
         self.snake1 = SnakeBeta(channels)
-        self.conv1 = CausalConv(layout, channels, channels, KERNEL, tokens_per_frame, dilation=dilation)
+        self.conv1 = PackedConv(layout, channels, channels, KERNEL, tokens_per_frame, dilation=dilation)
         self.snake2 = SnakeBeta(channels)
-        self.conv2 = CausalConv(layout, channels, channels, 1, tokens_per_frame)
+        self.conv2 = PackedConv(layout, channels, channels, 1, tokens_per_frame)
 
-    def forward(self, x_BCT: Tensor, tails: TailWindow) -> Tensor:
-        return x_BCT + self.conv2(self.snake2(self.conv1(self.snake1(x_BCT), tails)), tails)
+    def forward(self, x_MC: Tensor, bent_MC: Tensor, tails: TailPack, snake: SnakeBeta) -> tuple[Tensor, Tensor]:
+        """The unit's output, and `snake` of it."""
+        return self.conv2.both(self.conv1.bent(bent_MC, tails, self.snake2), tails, snake, x_MC)
+
+    def last(self, x_MC: Tensor, bent_MC: Tensor, tails: TailPack, snake: SnakeBeta) -> Tensor:
+        """Only `snake` of the output."""
+        return self.conv2.bent(self.conv1.bent(bent_MC, tails, self.snake2), tails, snake, x_MC)
 
 
 class UpsamplingBlock(nn.Module):
-    """`stride` times as many tokens, half as wide."""
+    """`stride` times as many tokens, half as wide. The input is bent by `snake` already."""
 
     def __init__(self, layout: TailLayout, channels: int, stride: int, tokens_per_frame: int) -> None:
         super().__init__()
         self.snake = SnakeBeta(channels)
         self.conv = UpsamplingConv(layout, channels, channels // 2, 2 * stride, stride, tokens_per_frame)
-        self.units = nn.ModuleList(
+        units = nn.ModuleList(
             ResidualUnit(layout, channels // 2, dilation, tokens_per_frame * stride) for dilation in DILATIONS
         )
+        self.units = cast("Sequence[ResidualUnit]", units)
 
-    def forward(self, x_BCT: Tensor, tails: TailWindow) -> Tensor:
-        x_BCT = self.conv(self.snake(x_BCT), tails)
-        for unit in self.units:
-            x_BCT = unit(x_BCT, tails)
-        return x_BCT
+    def forward(self, bent_MC: Tensor, tails: TailPack, snake: SnakeBeta) -> Tensor:
+        """`snake` of the block's output."""
+        x_MC, bent_MC = self.conv.both(bent_MC, tails, self.units[0].snake1)
+        for unit, following in pairwise(self.units):
+            x_MC, bent_MC = unit(x_MC, bent_MC, tails, following.snake1)
+        return self.units[-1].last(x_MC, bent_MC, tails, snake)
 
 
 class CodecDecoder(nn.Module):
@@ -126,9 +116,9 @@ class CodecDecoder(nn.Module):
         self.tail_layout = layout = TailLayout()
         width, latent = spec.transformer.width, spec.latent_dim
         self.quantizer = Dequantizer(spec)
-        self.latent_conv = CausalConv(layout, spec.quantizer_dim, latent, LATENT_KERNEL, 1)
+        self.latent_conv = PackedConv(layout, spec.quantizer_dim, latent, LATENT_KERNEL, 1)
         self.input_proj = nn.Linear(latent, width)
-        self.transformer = CodecTransformer(spec.transformer, gated=True)
+        self.transformer = DecoderTransformer(spec.transformer)
         self.norm = RMSNorm(width, spec.transformer.norm_eps)
         self.output_proj = nn.Linear(width, latent)
         tokens = 1
@@ -136,31 +126,33 @@ class CodecDecoder(nn.Module):
         for stride in spec.latent_strides:
             self.upsampling.append(LatentUpsampling(layout, latent, stride, tokens))
             tokens *= stride
-        self.wave_conv = CausalConv(layout, latent, spec.width, KERNEL, tokens)
+        self.wave_conv = PackedConv(layout, latent, spec.width, KERNEL, tokens)
         widths = [spec.width // 2**i for i in range(len(spec.strides) + 1)]
-        self.blocks = nn.ModuleList()
+        blocks = nn.ModuleList()
         for (wide, _), stride in zip(pairwise(widths), spec.strides, strict=True):
-            self.blocks.append(UpsamplingBlock(layout, wide, stride, tokens))
+            blocks.append(UpsamplingBlock(layout, wide, stride, tokens))
             tokens *= stride
+        self.blocks = cast("Sequence[UpsamplingBlock]", blocks)
         self.snake = SnakeBeta(widths[-1])
-        self.sample_conv = CausalConv(layout, widths[-1], 1, KERNEL, tokens)
+        self.sample_conv = PackedConv(layout, widths[-1], 1, KERNEL, tokens)
 
     def finalize(self) -> None:
-        """Builds the table of codes and Snake's factors; once, after loading."""
+        """Builds the table of codes, Snake's factors, and weights as they are used; once, after loading."""
         self.quantizer.finalize()
+        self.transformer.finalize()
         for module in self.modules():
-            if isinstance(module, SnakeBeta):
+            if isinstance(module, SnakeBeta | PackedConv | DepthwiseConv):
                 module.finalize()
 
-    def forward(self, codes_BTN: Tensor, window: ChunkWindow) -> Tensor:
-        """The next T frames of each row -> samples float32 [B, 1, T * frame_samples] in [-1, 1]."""
+    def forward(self, codes_FN: Tensor, window: DecoderWindow) -> Tensor:
+        """The next frames of each stream of a pack -> samples float32 [F * frame_samples] in [-1, 1]."""
         dtype, tails = self.input_proj.weight.dtype, window.tails
-        x_BCT = self.latent_conv(self.quantizer(codes_BTN).to(dtype), tails)
-        x_BTD = self.transformer(self.input_proj(x_BCT.transpose(1, 2)), window.ring)
-        x_BCT = self.output_proj(self.norm(x_BTD).to(dtype)).transpose(1, 2)
+        x_MC = self.latent_conv(self.quantizer(codes_FN).to(dtype), tails)
+        x_MC = self.output_proj(self.transformer(self.input_proj(x_MC), window.ring, self.norm))
         for stage in self.upsampling:
-            x_BCT = stage(x_BCT, tails)
-        x_BCT = self.wave_conv(x_BCT, tails)
-        for block in self.blocks:
-            x_BCT = block(x_BCT, tails)
-        return self.sample_conv(self.snake(x_BCT), tails).float().clamp(-1.0, 1.0)
+            x_MC = stage(x_MC, tails)
+        snakes = [*(block.snake for block in self.blocks), self.snake]
+        bent_MC = self.wave_conv.bent(x_MC, tails, snakes[0])
+        for block, snake in zip(self.blocks, snakes[1:], strict=True):
+            bent_MC = block(bent_MC, tails, snake)
+        return self.sample_conv(bent_MC, tails)[:, 0].float().clamp(-1.0, 1.0)

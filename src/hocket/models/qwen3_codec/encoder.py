@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hocket.models.codec_state import RingWindow
 from hocket.models.qwen3_codec.config import EncoderSpec
 from hocket.models.qwen3_codec.conv import CausalConv, TailLayout, TailWindow
+from hocket.models.qwen3_codec.encoder_transformer import EncoderTransformer
 from hocket.models.qwen3_codec.quantizer import Quantizer
-from hocket.models.qwen3_codec.transformer import CodecTransformer
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class CodecEncoder(nn.Module):
             self.blocks.append(DownsamplingBlock(layout, spec, channels, stride, tokens))
             channels, tokens = 2 * channels, tokens // stride
         self.latent_conv = CausalConv(layout, channels, width, spec.last_kernel, tokens)
-        self.transformer = CodecTransformer(spec.transformer, gated=False)
+        self.transformer = EncoderTransformer(spec.transformer)
         self.frame_conv = CausalConv(
             layout, width, width, 2 * spec.last_stride, tokens, stride=spec.last_stride, bias=False, replicate=True
         )

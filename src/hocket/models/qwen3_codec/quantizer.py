@@ -50,12 +50,10 @@ class Dequantizer(nn.Module):
         self.register_buffer("lookup", lookup, persistent=False)
         del self.codebooks, self.first_proj, self.rest_proj
 
-    def forward(self, codes_BTN: Tensor) -> Tensor:
-        """Codes of the first N codebooks -> latent float32 [B, quantizer_dim, T], by N table rows and a sum."""
-        batch, frames, n_codebooks = codes_BTN.shape
-        first_N = torch.arange(n_codebooks, device=codes_BTN.device) * self.codebook_size
-        summed = F.embedding_bag((codes_BTN + first_N).flatten(0, 1), self.lookup, mode="sum")
-        return summed.view(batch, frames, -1).transpose(1, 2)
+    def forward(self, codes_FN: Tensor) -> Tensor:
+        """Codes of the first N codebooks -> latent float32 [F, quantizer_dim], by N table rows and a sum."""
+        first_N = torch.arange(codes_FN.shape[1], device=codes_FN.device) * self.codebook_size
+        return F.embedding_bag(codes_FN + first_N, self.lookup, mode="sum")
 
 
 class Quantizer(nn.Module):

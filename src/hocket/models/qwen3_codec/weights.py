@@ -45,7 +45,14 @@ def resident_bytes(config: Qwen3CodecConfig) -> int:
     width = encoder.transformer.width
     projections = 2 * encoder.entry_dim * width if width != encoder.entry_dim else 0
     in_float = (lookup + entries + projections) * _FLOAT.itemsize
-    return in_float + sum(prod(entry.shape) * entry.dtype.itemsize for entry in table)
+    # Keys and values that heads share are there for each of them.
+    spec = decoder.transformer
+    repeated = spec.layers * 2 * (spec.heads - spec.kv_heads) * spec.head_dim * spec.width
+    return (
+        in_float
+        + repeated * config.compute_dtype.itemsize
+        + sum(prod(entry.shape) * entry.dtype.itemsize for entry in table)
+    )
 
 
 def _one(parameter: str, stored: str, shape: Sequence[int], dtype: torch.dtype = _FLOAT) -> WeightEntry:

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field, ValidationError
 from torch import nn
 
-from hocket.core import PredictorSampling, ResolvedSampling
 from hocket.errors import CheckpointError, ConfigError
 from hocket.models.config_file import Section, config_error
 from hocket.models.family import LoadedTalker, TalkerPlan
@@ -19,6 +18,7 @@ from hocket.models.qwen3_codec.speaker import SpeakerConfig, SpeakerEncoder, spe
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
+from hocket.models.resolved_sampling import PredictorSampling, ResolvedSampling
 from hocket.models.weights import WeightEntry, load_weights
 from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
 from hocket.prompt.tokenizer import TextTokenizer
@@ -62,6 +62,7 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
         with torch.device("meta"):
             model = Qwen3TtsModel(config, speaker)
         load_weights(model, folder, [*_inside("talker.", talker_table), *speaker_table], device=device)
+        model.talker.finalize()
         model.eval()
         prompt = Qwen3TtsPrompt(config, tokenizer)
         return LoadedTalker(model.talker, prompt, sampling, voice_encoder=model.speaker_encoder)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.models.frame_kv import FrameKV
+from hocket.models.layers import RopeTables
 from hocket.models.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
@@ -16,7 +18,16 @@ class CodePredictor(nn.Module):
     Position 0 is the backbone's hidden state, position 1 the embedding of code 0, position k + 1 that of code k; the
     output of position k scores code k. Code k has table and head k - 1. Tables have the backbone's width, and stand one
     below the other, as the heads do.
+
+    Call `finalize` once after the weights are in place, and before `step`.
     """
+
+    #: [V_0, P] and [(N - 1) * V, P]: what codes are as inputs of the layers, at their width; `finalize` makes both.
+    first_inputs: Tensor
+    later_inputs: Tensor
+    #: [positions, K]
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: Qwen3TtsConfig) -> None:
         super().__init__()
@@ -33,9 +44,30 @@ class CodePredictor(nn.Module):
         offsets_K = torch.arange(codes_BK.shape[-1], device=codes_BK.device)
         return self.embedding(codes_BK + offsets_K * self.codebook_size)
 
-    def table(self, k: int) -> Tensor:
-        """Table [V, D] that embeds codebook `k` (1 or more), a view."""
-        return self.embedding.weight.narrow(0, (k - 1) * self.codebook_size, self.codebook_size)
+    @torch.no_grad()
+    def finalize(self, first_VD: Tensor) -> None:
+        """Projects every code's embedding, of the first codebook those in `first_VD`; makes the rotary tables."""
+        weight = self.embedding.weight.detach()
+        rope = self.layers.frame_rope(self.positions, weight.dtype, weight.device)
+        for name, table in (
+            ("first_inputs", self.projection(first_VD.detach())),
+            ("later_inputs", self.projection(weight)),
+            ("cos", rope.cos),
+            ("sin", rope.sin),
+        ):
+            self.register_buffer(name, table, persistent=False)
+
+    def inputs(self, k: int) -> Tensor:
+        """Table [V, P] of the inputs that codes of codebook `k` (1 or more) make, a view."""
+        return self.later_inputs.narrow(0, (k - 1) * self.codebook_size, self.codebook_size)
+
+    def new_kv(self, rows: int) -> FrameKV:
+        """An empty cache for one frame of so many rows."""
+        return self.layers.frame_kv(rows, self.positions, self.cos.dtype, self.cos.device)
+
+    def step(self, x_BTP: Tensor, start: int, kv: FrameKV) -> Tensor:
+        """Outputs [B, T, P] of inputs at the layers' width, for the positions from `start` on: two at 0, then one."""
+        return self.layers.frame_step(x_BTP, start, RopeTables(self.cos, self.sin), kv)
 
     def logits(self, y_BD: Tensor, k: int) -> Tensor:
         """Logits [B, V] of codebook `k` (1 or more), from the output of position k."""

@@ -20,6 +20,8 @@ class Qwen3TtsTalker(nn.Module):
 
     A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers: a text id; in c_0 any id of the codec vocabulary, `no_code`,
     or `voice_code` where the voice vector stands; in the others a code, or `no_code`.
+
+    Call `finalize` once after the weights are in place, and before `frame`.
     """
 
     def __init__(self, config: Qwen3TtsConfig) -> None:
@@ -32,6 +34,11 @@ class Qwen3TtsTalker(nn.Module):
         self.backbone = Qwen3Backbone(config.backbone)
         self.code_head = nn.Linear(config.hidden_size, config.codec_vocab_size, bias=False)
         self.predictor = CodePredictor(config)
+
+    def finalize(self) -> None:
+        """Computes once what every frame would."""
+        codes = self.config.audio_codebook_sizes[0]
+        self.predictor.finalize(self.codec_embedding.weight[:codes])
 
     def embed_text(self, text: Tensor) -> Tensor:
         """[..., D] of int64 text ids [...]: a function of the id alone."""
@@ -82,14 +89,14 @@ class Qwen3TtsTalker(nn.Module):
         config, predictor = self.config, self.predictor
         draws = FrameDraws(sampling, frame_B, config.n_vq)
         first_B, stop_B = self._first_code(hidden_BD, sampling, frame_B, draws, seen_BNV)
-        kv = predictor.layers.frame_kv(len(hidden_BD), predictor.positions, hidden_BD.dtype, hidden_BD.device)
-        x_BTD = torch.stack([hidden_BD, self.codec_embedding(first_B)], 1)
+        kv = predictor.new_kv(len(hidden_BD))
+        x_BTP = torch.stack([predictor.projection(hidden_BD), F.embedding(first_B, predictor.first_inputs)], 1)
         codes, position = [first_B], 0
         for k in range(1, config.n_vq):
-            y_BTD = predictor.layers.frame_step(predictor.projection(x_BTD), position, kv)
-            code_B, x_BD = draws.predicted_and_row(predictor.logits(y_BTD[:, -1], k), k, predictor.table(k))
+            y_BTP = predictor.step(x_BTP, position, kv)
+            code_B, x_BP = draws.predicted_and_row(predictor.logits(y_BTP[:, -1], k), k, predictor.inputs(k))
             codes.append(code_B)
-            x_BTD, position = x_BD[:, None], k + 1
+            x_BTP, position = x_BP[:, None], k + 1
         return stop_B, torch.stack(codes, -1)
 
     def _first_code(

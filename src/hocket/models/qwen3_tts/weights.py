@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hocket.models.qwen3 import qwen3_weights
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.models.qwen3_weights import qwen3_weights
 from hocket.models.weights import WeightEntry
 
 

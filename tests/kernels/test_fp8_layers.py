@@ -1,4 +1,4 @@
-"""The pass behind an FP8 product, and a whole quantised talker on kernels, against their plain twins."""
+"""Layers of 8 bits and whole quantised models on kernels, against their plain twins."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import assert_close
-
 from hocket.bench.fp8_error import relative_error
-from hocket.kernels import ops, reference, scale_product
-from hocket.models.fp8 import Fp8Linear, Rows8, quantize_blocks
+from hocket.kernels import ops
+from hocket.models.fp8 import Fp8Linear, quantize_blocks
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.registry import load_talker
 
@@ -24,26 +22,6 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 def _some(*shape: int, device: torch.device, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (7, 48), (3, 2576)])
-def test_scale_product(rows: int, width: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-    product_MN = (1e4 * _some(rows, width, device=device, seed=0)).to(dtype)
-    scale_M1 = _some(rows, 1, device=device, seed=1).abs() * 1e-3
-    scale_N = _some(width, device=device, seed=2).abs() * 1e-2
-    bias_N = _some(width, device=device, seed=3).to(dtype) if has_bias else None
-    arguments = (product_MN, scale_M1, scale_N, bias_N)
-    assert_close(scale_product.scale_product(*arguments), reference.scale_product(*arguments))
-
-
-def test_a_row_does_not_know_its_neighbours(device: torch.device) -> None:
-    product_MN, scale_M1 = _some(5, 1040, device=device, seed=0), _some(5, 1, device=device, seed=1)
-    scale_N = _some(1040, device=device, seed=2)
-    order = torch.tensor([3, 0, 4, 1, 2], device=device)
-    out_MN = scale_product.scale_product(product_MN, scale_M1, scale_N, None)
-    assert torch.equal(scale_product.scale_product(product_MN[order], scale_M1[order], scale_N, None), out_MN[order])
 
 
 #: The last is a decode step's widest product: many inputs, few rows.
@@ -56,8 +34,8 @@ def test_an_fp8_layer(rows: int, inputs: int, outputs: int, dtype: torch.dtype, 
     plain.bias.copy_(_some(outputs, device=device, seed=1))
     layer = Fp8Linear(plain)
     with torch.inference_mode():
-        row8 = Rows8.of(_some(rows, inputs, device=device, seed=2).to(dtype))
-        found_MN = layer(row8)
+        row8 = ops.quantize_rows(_some(rows, inputs, device=device, seed=2).to(dtype))
+        found_MN = layer(row8).plain()
     wanted_MN = (row8.values.float() * row8.scales) @ (layer.weight8.float() * layer.scale_N[:, None]).t() + plain.bias
     assert found_MN.dtype == dtype
     assert found_MN.shape == (rows, outputs)

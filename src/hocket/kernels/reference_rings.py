@@ -1,0 +1,90 @@
+"""The plain twins of attention over rings of keys and values: new tokens of streams, packed as `Chunks` say.
+
+Tokens of no stream may hold anything. Letters as in `reference`: M are the pack's tokens, R rings of C slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hocket.kernels.chunks import Chunks
+from hocket.kernels.scaled import Scaled, plain
+
+
+def pair_turns(chunks: Chunks, pack_tokens: int, size: int, base: float) -> Tensor:
+    """float32 [M, K] of a pack of M tokens: cosine and sine (channels 2j and 2j + 1) of position * base^(-2j / K)."""
+    pairs = torch.arange(size // 2, dtype=torch.float32, device=chunks.device)
+    frequencies = torch.exp(pairs * (-2.0 * math.log(base) / size))
+    turns_MK = torch.zeros(pack_tokens, size, device=chunks.device)
+    for _, start, place in _streams_of(chunks):
+        positions = torch.arange(start, start + place.stop - place.start, device=chunks.device)
+        angles = positions[:, None].float() * frequencies
+        turns_MK[place] = torch.stack((angles.cos(), angles.sin()), -1).flatten(-2)
+    return turns_MK
+
+
+def append_rotated(
+    qkv: Tensor | Scaled, turns_MK: Tensor, chunks: Chunks, keys_RCHK: Tensor, values_RCHK: Tensor
+) -> None:
+    """Stores the new tokens' keys, rotated, and values in their rings; position p goes to slot p mod C.
+
+    `qkv` [.., 3 H K], M rows in all, has queries, keys and values of H heads one after another. The channel pair
+    (2j, 2j + 1), as a complex number, is turned by `pair_turns` in float32, and rounded to the dtype of the rings.
+    """
+    capacity, heads, size = keys_RCHK.shape[1:]
+    _, k_MHK, v_MHK = plain(qkv).view(-1, 3, heads, size).unbind(1)
+    for row, start, place in _streams_of(chunks):
+        slots = torch.arange(start, start + place.stop - place.start, device=chunks.device) % capacity
+        keys_RCHK[row, slots] = _rotated(k_MHK[place], turns_MK[place], keys_RCHK.dtype)
+        values_RCHK[row, slots] = v_MHK[place].to(values_RCHK.dtype)
+
+
+def ring_attention(
+    qkv: Tensor | Scaled, turns_MK: Tensor, chunks: Chunks, keys_RCHK: Tensor, values_RCHK: Tensor, context: int
+) -> Tensor:
+    """[.., H K]: each new token's queries, rotated, attend to the `context` positions up to its own.
+
+    The new tokens are in the rings already (`append_rotated`). A slot whose position does not exist, before 0, is never
+    loaded, whatever it holds. Tokens of no stream get zeros. C is at least context - 1 + the tokens of any stream.
+    """
+    capacity, heads, size = keys_RCHK.shape[1:]
+    q_MHK = plain(qkv).view(-1, 3, heads, size)[:, 0]
+    out_MHK = torch.zeros_like(q_MHK, dtype=keys_RCHK.dtype)
+    for row, start, place in _streams_of(chunks):
+        end = start + place.stop - place.start
+        seen = torch.arange(max(0, start - context + 1), end, device=q_MHK.device)
+        age = torch.arange(start, end, device=q_MHK.device)[:, None] - seen
+        inputs = _rotated(q_MHK[place], turns_MK[place], keys_RCHK.dtype), keys_RCHK[row, seen % capacity]
+        out_HTK = F.scaled_dot_product_attention(
+            *(x.transpose(0, 1) for x in (*inputs, values_RCHK[row, seen % capacity])),
+            attn_mask=(age >= 0) & (age < context),
+        )
+        out_MHK[place] = out_HTK.transpose(0, 1)
+    return out_MHK.view(*qkv.shape[:-1], heads * size)
+
+
+def _streams_of(chunks: Chunks) -> Iterator[tuple[int, int, slice]]:
+    """Ring, position of the first new token, and place of the new tokens in the pack, of each stream that has some."""
+    numbers_4S = (chunks.rows_S, chunks.starts_S, chunks.counts_S, chunks.firsts_S)
+    end = 0
+    for row, start, count, first in zip(*(x.tolist() for x in numbers_4S), strict=True):
+        if first < end:
+            raise ValueError(f"a stream begins at frame {first}, before the stream before it ends: at {end}")
+        end = first + count
+        if count:
+            yield (
+                row,
+                start * chunks.tokens_per_frame,
+                slice(first * chunks.tokens_per_frame, (first + count) * chunks.tokens_per_frame),
+            )
+
+
+def _rotated(x_THK: Tensor, turns_TK: Tensor, dtype: torch.dtype) -> Tensor:
+    even, odd = x_THK.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = turns_TK[:, None].unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(dtype)

@@ -1,0 +1,180 @@
+"""The decoder's convolutions, over chunks of many streams packed one behind the other (spec/qwen3 9).
+
+Activations are [M, C], channels last: a convolution is then a matrix product whose rows are windows, a transposed one
+too (each input makes `stride` outputs side by side), and the activations between them are computed where sums are.
+A row's last inputs lie one convolution after another in `CodecState.tails`, each [columns, channels].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hocket.kernels import ops
+from hocket.kernels.packed_tail import PackedTail
+from hocket.models.codec_state import PackedStreams
+from hocket.models.qwen3_codec.conv import TailLayout, TailSpec
+
+#: Keeps a vanishing amplitude of Snake's from dividing by zero.
+MIN_SNAKE_BETA = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class TailPack:
+    """One pack's view of the tails of its streams; see `PackedTail`."""
+
+    #: [rows, E]
+    tails_RE: Tensor
+    streams: PackedStreams
+    #: int64 [F]: frames of its stream before each frame.
+    positions_F: Tensor
+
+    def of(self, spec: TailSpec) -> PackedTail:
+        """What one convolution takes."""
+        streams, columns, channels = self.streams, spec.columns, spec.channels
+        tails_RE = self.tails_RE[:, spec.place]
+        return PackedTail(
+            tails_RE.view(len(tails_RE), columns, channels),
+            spec.tokens_per_frame,
+            streams.rows_S,
+            streams.counts_S,
+            streams.firsts_S,
+            streams.frame_rows_F,
+            streams.frame_places_F,
+            self.positions_F,
+        )
+
+
+class SnakeBeta(nn.Module):
+    """x + sin^2(rate x) * gain, per channel, computed by the convolution in front.
+
+    A checkpoint has logarithms: rate = e^alpha, gain = e^-beta.
+    """
+
+    #: float32 [C] each
+    rate: nn.Parameter
+    gain: nn.Parameter
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(channels))
+        self.beta = nn.Parameter(torch.empty(channels))
+
+    def finalize(self) -> None:
+        """Replaces the logarithms; once, after loading."""
+        self.rate = nn.Parameter(self.alpha.detach().exp(), requires_grad=False)
+        self.gain = nn.Parameter(1 / (self.beta.detach().exp() + MIN_SNAKE_BETA), requires_grad=False)
+        del self.alpha, self.beta
+
+
+class PackedConv(nn.Module):
+    """A convolution that is padded on its left only. Call `finalize` once after the weights are in place."""
+
+    #: [kernel, in_channels, out_channels]
+    filters: nn.Parameter
+    tail: TailSpec | None
+
+    def __init__(
+        self,
+        layout: TailLayout,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        tokens_per_frame: int,
+        *,
+        dilation: int = 1,
+    ) -> None:
+        super().__init__()
+        self.dilation, self.out_channels = dilation, out_channels
+        self.tail = layout.add(in_channels, (kernel - 1) * dilation, tokens_per_frame) if kernel > 1 else None
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, kernel))
+        self.bias = nn.Parameter(torch.empty(out_channels))
+
+    def finalize(self) -> None:
+        """Lays the weights out as the product takes them; once, after loading."""
+        self.filters = nn.Parameter(self.weight.detach().permute(2, 1, 0).contiguous(), requires_grad=False)
+        del self.weight
+
+    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
+        """[M, O]"""
+        out, _ = self._run(x_MC, tails, None, None, keep=True)
+        assert out is not None
+        return out
+
+    def bent(self, x_MC: Tensor, tails: TailPack, snake: SnakeBeta, residual: Tensor | None = None) -> Tensor:
+        """`snake` of the convolution plus `residual`: [M, O]."""
+        _, bent = self._run(x_MC, tails, residual, snake, keep=False)
+        assert bent is not None
+        return bent
+
+    def both(
+        self, x_MC: Tensor, tails: TailPack, snake: SnakeBeta, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The convolution plus `residual`, and `snake` of that: [M, O] each."""
+        out, bent = self._run(x_MC, tails, residual, snake, keep=True)
+        assert out is not None
+        assert bent is not None
+        return out, bent
+
+    def _run(
+        self, x_MC: Tensor, tails: TailPack, residual: Tensor | None, snake: SnakeBeta | None, *, keep: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        tail = None if self.tail is None else tails.of(self.tail)
+        factors = None if snake is None else (snake.rate, snake.gain)
+        out, bent = ops.causal_conv(x_MC, tail, self.filters, self.bias, self.dilation, residual, factors, keep)
+        if tail is not None:
+            ops.keep_tail(x_MC, tail)
+        # A transposed convolution has made several tokens of each.
+        shape = (-1, self.out_channels)
+        return None if out is None else out.view(shape), None if bent is None else bent.view(shape)
+
+
+class UpsamplingConv(PackedConv):
+    """A transposed convolution without look-ahead: M inputs give M * stride outputs, what is over is cut at the end.
+
+    Residuals are [M, stride * O].
+    """
+
+    def __init__(
+        self, layout: TailLayout, in_channels: int, out_channels: int, kernel: int, stride: int, tokens_per_frame: int
+    ) -> None:
+        # An input reaches over `kernel` outputs, so an output is reached by so many inputs.
+        super().__init__(layout, in_channels, out_channels, -(-kernel // stride), tokens_per_frame)
+        self.stride = stride
+        self.weight = nn.Parameter(torch.empty(in_channels, out_channels, kernel))
+
+    def finalize(self) -> None:
+        """Output r of an input's `stride` takes filter r of that input, r + stride of the one before, and so on."""
+        reach = -(-self.weight.shape[2] // self.stride)
+        weight_COK = F.pad(self.weight.detach(), (0, reach * self.stride - self.weight.shape[2]))
+        by_tap_PCSO = weight_COK.view(*weight_COK.shape[:2], reach, self.stride).permute(2, 0, 3, 1).flip(0)
+        self.filters = nn.Parameter(by_tap_PCSO.flatten(2).contiguous(), requires_grad=False)
+        del self.weight
+
+
+class DepthwiseConv(nn.Module):
+    """A convolution of each channel by itself, padded on its left only. Call `finalize` after loading."""
+
+    #: [kernel, channels]
+    filters: nn.Parameter
+
+    def __init__(self, layout: TailLayout, channels: int, kernel: int, tokens_per_frame: int) -> None:
+        super().__init__()
+        self.tail = layout.add(channels, kernel - 1, tokens_per_frame)
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel))
+        self.bias = nn.Parameter(torch.empty(channels))
+
+    def finalize(self) -> None:
+        """Lays the weights out as the operation takes them; once, after loading."""
+        self.filters = nn.Parameter(self.weight.detach()[:, 0].t().contiguous(), requires_grad=False)
+        del self.weight
+
+    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
+        """[M, C]"""
+        tail = tails.of(self.tail)
+        out_MC = ops.depthwise_conv(x_MC, tail, self.filters, self.bias)
+        ops.keep_tail(x_MC, tail)
+        return out_MC

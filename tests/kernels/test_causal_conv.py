@@ -1,0 +1,196 @@
+"""Convolutions of packed chunks: twins against `conv1d` of whole streams, kernels against the twins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from close import assert_close
+
+from hocket.kernels import causal_conv, reference_conv
+from hocket.kernels.packed_tail import PackedTail
+
+both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+IMPLEMENTATIONS = pytest.mark.parametrize("conv", [reference_conv, causal_conv], ids=["twin", "kernel"])
+#: Rounds of packs: the frames that each row is given.
+ROUNDS = [{0: 2, 3: 1}, {3: 4}, {1: 1, 0: 1, 3: 2}, {0: 3, 1: 2}, {3: 1, 1: 1, 0: 1}]
+ROWS, STREAMS = 5, 4
+
+
+def some(*shape: int, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def new_tails(columns: int, channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A slice of a wider state, NaN all over."""
+    wide = torch.full((ROWS, 3 + columns * channels + 5), torch.nan, dtype=dtype, device=device)
+    return wide[:, 3 : 3 + columns * channels].view(ROWS, columns, channels)
+
+
+def pack(tails_RPC: Tensor, counts: dict[int, int], seen: dict[int, int], frames: int, tokens: int) -> PackedTail:
+    """Chunks of `counts` frames on their rows, after `seen` frames, in a pack of so many frames; row 4 has none."""
+    device = tails_RPC.device
+    idle = [row for row in range(ROWS) if row not in counts][: STREAMS - len(counts)]
+    rows, numbers = [*counts, *idle], [*counts.values(), *[0] * len(idle)]
+    firsts = [sum(numbers[:s]) if numbers[s] else 0 for s in range(STREAMS)]
+    frame_rows = [row for row, count in counts.items() for _ in range(count)]
+    places = [place for count in counts.values() for place in range(count)]
+    positions = [seen[row] + place for row, place in zip(frame_rows, places, strict=True)]
+    left = frames - len(places)
+    as_tensor = lambda numbers: torch.tensor(numbers, device=device)  # noqa: E731
+    return PackedTail(
+        tails_RPC,
+        tokens,
+        *(as_tensor(x) for x in (rows, numbers, firsts)),
+        *(as_tensor(x + [fill] * left) for x, fill in ((frame_rows, -1), (places, 0), (positions, 0))),
+    )
+
+
+def by_rounds(x_RTC: Tensor, tails_RPC: Tensor, tokens: int) -> list[tuple[PackedTail, Tensor, dict[int, slice]]]:
+    """Packs of `ROUNDS`, their inputs (NaN where there is no stream), and which tokens of its stream each row has."""
+    found, seen = [], dict.fromkeys(range(ROWS), 0)
+    for counts in ROUNDS:
+        used = sum(counts.values())
+        tail = pack(tails_RPC, counts, seen, used + 1, tokens)
+        parts = {row: slice(seen[row] * tokens, (seen[row] + count) * tokens) for row, count in counts.items()}
+        padding = x_RTC.new_full((tokens, x_RTC.shape[2]), torch.nan)
+        found.append((tail, torch.cat([*(x_RTC[row, part] for row, part in parts.items()), padding]), parts))
+        seen = {row: seen[row] + counts.get(row, 0) for row in seen}
+    return found
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize(
+    ("tokens", "channels", "outputs", "taps", "dilation"),
+    [(1, 8, 20, 3, 1), (2, 33, 5, 7, 1), (4, 16, 48, 2, 1), (3, 24, 24, 7, 9), (5, 64, 1, 7, 3)],
+)
+def test_packs_give_what_whole_streams_give(
+    conv: type[reference_conv], tokens: int, channels: int, outputs: int, taps: int, dilation: int, device: torch.device
+) -> None:
+    """Whatever chunks a stream comes in, and whoever is beside it. What was not written is NaN."""
+    length = tokens * 8
+    x_RTC = some(ROWS, length, channels, seed=1, device=device)
+    weight_PCO = some(taps, channels, outputs, seed=2, device=device)
+    bias_O = some(outputs, seed=3, device=device)
+    padded_RCL = F.pad(x_RTC.transpose(1, 2), ((taps - 1) * dilation, 0))
+    wanted_RTO = F.conv1d(padded_RCL, weight_PCO.permute(2, 1, 0), bias_O, dilation=dilation).transpose(1, 2)
+    tails_RPC = new_tails((taps - 1) * dilation, channels, torch.float32, device)
+    for tail, x_MC, parts in by_rounds(x_RTC, tails_RPC, tokens):
+        before_RPC = tails_RPC.clone()
+        y_MO, bent_MO = conv.causal_conv(x_MC, tail, weight_PCO, bias_O, dilation, None, None, True)
+        conv.keep_tail(x_MC, tail)
+        assert bent_MO is None
+        assert y_MO is not None
+        assert y_MO.isfinite().all()
+        begin = 0
+        for row, part in parts.items():
+            end = begin + part.stop - part.start
+            torch.testing.assert_close(y_MO[begin:end], wanted_RTO[row, part], rtol=1e-5, atol=1e-4)
+            begin = end
+        idle = [row for row in range(ROWS) if row not in parts]
+        assert torch.equal(tails_RPC[idle].nan_to_num(7.0), before_RPC[idle].nan_to_num(7.0))
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize(("tokens", "channels", "taps"), [(1, 40, 7), (2, 300, 3)])
+def test_depthwise_packs_give_what_whole_streams_give(
+    conv: type[reference_conv], tokens: int, channels: int, taps: int, device: torch.device
+) -> None:
+    x_RTC = some(ROWS, tokens * 8, channels, seed=1, device=device)
+    weight_PC, bias_C = some(taps, channels, seed=2, device=device), some(channels, seed=3, device=device)
+    padded_RCL = F.pad(x_RTC.transpose(1, 2), (taps - 1, 0))
+    wanted_RTC = F.conv1d(padded_RCL, weight_PC.t()[:, None], bias_C, groups=channels).transpose(1, 2)
+    tails_RPC = new_tails(taps - 1, channels, torch.float32, device)
+    for tail, x_MC, parts in by_rounds(x_RTC, tails_RPC, tokens):
+        y_MC = conv.depthwise_conv(x_MC, tail, weight_PC, bias_C)
+        conv.keep_tail(x_MC, tail)
+        assert y_MC.isfinite().all()
+        begin = 0
+        for row, part in parts.items():
+            end = begin + part.stop - part.start
+            torch.testing.assert_close(y_MC[begin:end], wanted_RTC[row, part], rtol=1e-5, atol=1e-5)
+            begin = end
+
+
+@both
+@pytest.mark.parametrize(
+    ("tokens", "channels", "outputs", "taps", "of"), [(3, 32, 48, 7, 48), (7, 64, 60, 2, 12), (2, 20, 33, 1, 33)]
+)
+def test_what_follows_a_convolution(
+    tokens: int, channels: int, outputs: int, taps: int, of: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Bias, residual and activation, each rounded where the twin rounds; only what is wanted is made."""
+    frames = 4
+    x_MC = some(frames * tokens, channels, seed=1, device=device, dtype=dtype)
+    weight_PCO = some(taps, channels, outputs, seed=2, device=device, dtype=dtype) / channels**0.5
+    bias_O = some(of, seed=3, device=device, dtype=dtype)
+    residual_MO = some(frames * tokens, outputs, seed=4, device=device, dtype=dtype)
+    snake = some(of, seed=5, device=device).exp(), some(of, seed=6, device=device).exp()
+    tail = None
+    if taps > 1:
+        tails_RPC = some(ROWS, taps - 1, channels, seed=7, device=device, dtype=dtype)
+        tail = pack(tails_RPC, {2: 1, 0: 3}, {2: 5, 0: 0}, frames, tokens)
+    for residual, keep in ((None, False), (residual_MO, True)):
+        wanted = reference_conv.causal_conv(x_MC, tail, weight_PCO, bias_O, 1, residual, snake, keep)
+        found = causal_conv.causal_conv(x_MC, tail, weight_PCO, bias_O, 1, residual, snake, keep)
+        assert (found[0] is not None) == keep
+        for one, other in zip(found, wanted, strict=True):
+            if one is not None and other is not None:
+                assert_near(one, other)
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """A sum that falls on the other side of a tie moves the residual's sum, and the sine of it, by a step."""
+    if actual.dtype == torch.float32:
+        torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-5 * float(expected.abs().max()))
+        return
+    close = torch.isclose(actual.float(), expected.float(), rtol=2.0**-7, atol=2.0**-7)
+    assert (~close).sum() <= 1 + close.numel() // 100
+
+
+@both
+def test_a_stream_keeps_its_bits_beside_others(dtype: torch.dtype, device: torch.device) -> None:
+    tokens, channels, outputs = 3, 24, 40
+    x_RTC = some(ROWS, 9 * tokens, channels, seed=1, device=device, dtype=dtype)
+    weight_PCO = some(7, channels, outputs, seed=2, device=device, dtype=dtype)
+    bias_O = some(outputs, seed=3, device=device, dtype=dtype)
+    tails_RPC = some(ROWS, 6, channels, seed=7, device=device, dtype=dtype)
+    found = []
+    for order in ({2: 2, 0: 3}, {0: 3, 2: 2}):
+        tail = pack(tails_RPC, order, {2: 5, 0: 1}, 6, tokens)
+        chunks = [x_RTC[row, : count * tokens] for row, count in order.items()]
+        x_MC = torch.cat([*chunks, torch.full_like(x_RTC[0, :tokens], torch.nan)])
+        y_MO, _ = causal_conv.causal_conv(x_MC, tail, weight_PCO, bias_O, 1, None, None, True)
+        assert y_MO is not None
+        parts = y_MO.split([*(count * tokens for count in order.values()), tokens])
+        found.append(dict(zip(order, parts[:-1], strict=True)))
+    for row in (0, 2):
+        assert torch.equal(found[0][row], found[1][row])
+
+
+@both
+def test_snake_in_a_kernel(dtype: torch.dtype, device: torch.device) -> None:
+    """Angles of some tens of radians, as real ones are at most, and of thousands."""
+    x_MC = 4 * some(40, 16, seed=1, device=device, dtype=dtype)
+    nothing, bias_O = torch.eye(16, device=device, dtype=dtype)[None], torch.zeros(16, device=device, dtype=dtype)
+    for scale in (1.0, 100.0):
+        snake = scale * some(16, seed=2, device=device).exp(), some(16, seed=3, device=device).exp()
+        _, bent_MC = causal_conv.causal_conv(x_MC, None, nothing, bias_O, 1, None, snake, False)
+        assert bent_MC is not None
+        wanted_MC = reference_conv.snake(x_MC.double(), *(factor.double() for factor in snake)).to(dtype)
+        if scale == 1.0:
+            assert_close(bent_MC, wanted_MC)
+        else:
+            torch.testing.assert_close(bent_MC.float(), wanted_MC.float(), rtol=2.0**-8, atol=2e-3)
+
+
+def test_what_does_not_fit_is_refused(device: torch.device) -> None:
+    x_MC, weight_PCO, bias_O = (torch.zeros(*shape, device=device) for shape in ((4, 16), (2, 16, 16), (16,)))
+    with pytest.raises(ValueError, match="one tap needs none, more need one"):
+        causal_conv.causal_conv(x_MC, None, weight_PCO, bias_O, 1, None, None, True)
+    with pytest.raises(ValueError, match="contiguous"):
+        causal_conv.causal_conv(x_MC[:, ::2], None, weight_PCO[:1, ::2], bias_O, 1, None, None, True)
