@@ -42,8 +42,9 @@ class ChunkPolicy(StrictModel):
     #: ... but no longer than this, and not at all where waiting cannot help.
     max_wait_ms: NonNegativeFloat = 20.0
     max_batch: PositiveInt = 32
-    #: Most frames of a batch of first chunks, where they are decoded beside the others (on a GPU).
-    first_batch_frames: PositiveInt = 32
+    #: Most frames of a batch of first chunks, which a GPU decodes beside the others: earlier, but at a lower rate, as
+    #: such batches are small. 0: they go with the others.
+    first_batch_frames: NonNegativeInt = 32
     #: A chunk is launched at the latest this long before its player runs dry.
     deadline_margin_ms: NonNegativeFloat = 40.0
     #: The due time of a chunk that nobody plays yet, counted from the moment that it was ready.
@@ -55,10 +56,10 @@ class ChunkPolicy(StrictModel):
     def _sizes_grow(self) -> ChunkPolicy:
         if list(self.sizes) != sorted(self.sizes):
             raise ValueError(f"chunk sizes must not shrink from first to ramp to steady, got {self.sizes}")
-        if self.first_batch_frames < self.first_chunk_frames:
+        if 0 < self.first_batch_frames < self.first_chunk_frames:
             raise ValueError(
                 f"first_batch_frames {self.first_batch_frames} is under first_chunk_frames {self.first_chunk_frames}; "
-                "raise it"
+                "raise it, or give 0"
             )
         if self.min_batch > self.max_batch:
             raise ValueError(f"min_batch {self.min_batch} is above max_batch {self.max_batch}; lower it")

@@ -308,3 +308,12 @@ class TestPacks:
         for name in "abc":
             world.frames(world.stream(name), 1, 0.0)
         assert world.launch(0.0) == ([("a", 0, 1), ("b", 0, 1)], 1)
+
+    def test_first_chunks_may_go_with_the_others(self) -> None:
+        world = World(policy().model_copy(update={"first_batch_frames": 0}), pack_frames=480)
+        world.frames(world.playing("a", since=0.0, decoded=30), 15, 1.0)
+        request = world.stream("b")
+        world.frames(request, 3, 1.0)
+        assert world.launch(1.0) == ([("b", 0, 3), ("a", 30, 15)], 15)
+        world.frames(request, 2, 1.0)
+        assert world.launch(1.0) == ([("b", 3, 2)], 2)

@@ -70,12 +70,19 @@ def hear(config: EngineConfig) -> tuple[list[NDArray[np.int64]], list[Samples], 
 
 # Twelve rows: as many streams in a pack as there are codebooks.
 @pytest.mark.parametrize(
-    ("rows", "kv_rows", "strict"), [(5, None, False), (5, 256, False), (12, None, False), (5, None, True)]
+    ("rows", "kv_rows", "strict", "firsts_apart"),
+    [(5, None, False, True), (5, 256, False, True), (12, None, False, False), (5, None, True, True)],
 )
 def test_replays_speak_as_calls_do(
-    recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch, rows: int, kv_rows: int | None, strict: bool
+    recorded: list[Hashable],
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    kv_rows: int | None,
+    strict: bool,
+    firsts_apart: bool,
 ) -> None:
-    config = CONFIG.model_copy(update={"rows": rows, "kv_rows": kv_rows, "strict": strict})
+    chunks = CHUNKS if firsts_apart else CHUNKS.model_copy(update={"first_batch_frames": 0})
+    config = CONFIG.model_copy(update={"rows": rows, "kv_rows": kv_rows, "strict": strict, "chunks": chunks})
     codes, samples, preemptions = hear(config)
     assert (preemptions > 0) == (kv_rows is not None)
     assert {key[0] for key in recorded if isinstance(key, tuple)} == {
@@ -83,8 +90,8 @@ def test_replays_speak_as_calls_do(
         "draw",
         "advance",
         "row",
-        "first",
         "hearing",
+        *(["first"] if firsts_apart else []),
         *([] if strict else ["joined"]),
     }
     monkeypatch.undo()

@@ -4,7 +4,7 @@ A stream is *due* at the latest moment at which its next chunk should be launche
 margin before its player runs dry for the others. Batches are formed by due time. Due times do not move while a chunk
 waits, so every chunk becomes the earliest one some day: nobody starves.
 
-Where chunks are packed, first chunks go in batches of their own, beside the others.
+Where chunks are packed, first chunks may go in batches of their own, beside the others.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class DecodeQueue:
     __slots__ = (
         "_first_in_flight",
         "_firsts",
+        "_firsts_apart",
         "_fixed_chunks",
         "_frame_seconds",
         "_in_flight",
@@ -42,7 +43,7 @@ class DecodeQueue:
         """`fixed_chunks`: a stream is cut and padded as if it were alone, whatever piles up or is beside it.
 
         `pack_frames`: so many frames, in chunks of any sizes, are decoded together without padding, first chunks beside
-        the others; 0: chunks are padded.
+        the others where the policy says so; 0: chunks are padded.
         """
         self.policy = policy
         self._pack_frames = pack_frames
@@ -56,6 +57,7 @@ class DecodeQueue:
         self._ready: list[Request] = []
         self._in_flight = 0
         #: The same of first chunks, where they go beside the others.
+        self._firsts_apart = pack_frames > 0 and policy.first_batch_frames > 0
         self._firsts: list[Request] = []
         self._first_in_flight = False
 
@@ -75,7 +77,7 @@ class DecodeQueue:
         wanted = request.chunk_frames if request.finish_reason is None else 1
         if undecoded < wanted or not request.codec_ready or not math.isnan(request.ready_at):
             return
-        if self._pack_frames and request.streaming and request.decoded == 0 < request.sent:
+        if self._firsts_apart and request.streaming and request.decoded == 0 < request.sent:
             return  # the first chunk is in flight beside all others, which must not overtake it
         request.ready_at = now
         self._queue_of(request).append(request)
@@ -177,7 +179,7 @@ class DecodeQueue:
         return request.streaming and request.sent == 0
 
     def _queue_of(self, request: Request) -> list[Request]:
-        return self._firsts if self._pack_frames and self._is_first(request) else self._ready
+        return self._firsts if self._firsts_apart and self._is_first(request) else self._ready
 
     def _due(self, request: Request) -> float:
         if not request.streaming:

@@ -72,9 +72,9 @@ class _Lane:
 class CodecRunner:
     """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode.
 
-    `chunk_sizes` are the sizes in frames that batches will have, `max_batch` their most streams, and `first_frames` the
-    most frames of a batch of first chunks. Recordings that requests continue are heard elsewhere, in larger pieces, and
-    copied to a row; `kept` of them stay.
+    `chunk_sizes` are the sizes in frames that batches will have, `max_batch` their most streams, and `first_frames`
+    the most frames of a batch of first chunks (0: they go with the others). Recordings that requests continue are
+    heard elsewhere, in larger pieces, and copied to a row; `kept` of them stay.
 
     Where chunks are packed, first chunks, recordings and all other chunks have streams of their own, so that none
     waits for another: a batch of 480 frames takes up to 27 ms beside the talker (H200), one of first chunks 5. No two
@@ -114,24 +114,24 @@ class CodecRunner:
         self._settled: dict[int, torch.cuda.Event | None] = {}
         if kept:
             self._states["kept"] = codec.new_decoder_state(kept, 1)
-        first_chunk = self.chunk_sizes[:1]
+        slots = self.hearing_slots
         if self.packs:
-            frames = STRICT_FRAMES if strict else streams * self.chunk_sizes[-1]
-            hearing_frames = self.hearing_slots * self.hearing_sizes[-1]
+            most, hearing = streams * self.chunk_sizes[-1], self._launching(_HEARING_PRIORITY)
             # A strict pack has one size, since bits depend on it; that of a recording is the recording's own.
-            sizes, first_sizes = ([frames], [first_frames]) if strict else map(batch_sizes, (frames, first_frames))
-            hearing, slots = self._launching(_HEARING_PRIORITY), batch_sizes(hearing_frames)
-            first, firsts = self._launching(_FIRST_PRIORITY), min(streams, max(1, first_frames // first_chunk[0]))
-            self._first = _Lane("first", *first, row_state, firsts, first_chunk, first_sizes)
+            sizes = [STRICT_FRAMES] if strict else batch_sizes(most)
+            heard_sizes = batch_sizes(slots * self.hearing_sizes[-1])
         else:
             hearing = rest
-            sizes, slots = (
-                ([streams], [self.hearing_slots]) if strict else map(batch_sizes, (streams, self.hearing_slots))
+            sizes, heard_sizes = ([streams], [slots]) if strict else (batch_sizes(streams), batch_sizes(slots))
+        self._rest = self._first = _Lane("row", *rest, row_state, streams, self.chunk_sizes, sizes)
+        self._hearing = _Lane("hearing", *hearing, hearing_state, slots, self.hearing_sizes, heard_sizes)
+        if self.packs and first_frames:
+            chunk = self.chunk_sizes[:1]
+            sizes, firsts = (
+                [first_frames] if strict else batch_sizes(first_frames),
+                min(streams, first_frames // chunk[0]),
             )
-        self._rest = _Lane("row", *rest, row_state, streams, self.chunk_sizes, sizes)
-        self._hearing = _Lane("hearing", *hearing, hearing_state, self.hearing_slots, self.hearing_sizes, slots)
-        if not self.packs:
-            self._first = self._rest
+            self._first = _Lane("first", *self._launching(_FIRST_PRIORITY), row_state, firsts, chunk, sizes)
 
     @property
     def pack_frames(self) -> int:

@@ -80,13 +80,14 @@ def paged_attention(
     return out_BTHK
 
 
-#: Most queries of a tile, on bfloat16 and on float8.
-MOST_QUERIES, MOST_QUERIES_FP8 = 64, 64
+#: Most queries of a tile, on bfloat16 and on float8: there keys are unpacked in registers, from which products of 64
+#: queries do not take them (64 pages of 32 rows took 168 us, on bfloat16 30).
+MOST_QUERIES, MOST_QUERIES_FP8 = 64, 16
 #: Keys of a block, stages of the pipeline that fetches them, and warps: of few queries, and of tiles of 64; of float32.
 #: Measured: 128 rows at 320 in 45 us, with five stages 48, with 128 keys 64; float8 28, with 64 keys and two warps 33;
 #: 64 pages of 32 rows in 25 us, with 64 keys 30, with tiles of 128 queries 31 (H200).
 STEP, STEP_FP8 = (64, 4, 4), (32, 5, 1)
-LARGE, LARGE_FP8 = (32, 4, 4), (32, 4, 4)
+LARGE = (32, 4, 4)
 EXACT = (32, 2, 4)
 
 
@@ -101,9 +102,10 @@ def _blocks(dtype: torch.dtype, queries: int, is_fp8: bool = False) -> tuple[int
     """
     if dtype == torch.float32:
         return 16, *EXACT
-    most, large, step = (MOST_QUERIES_FP8, LARGE_FP8, STEP_FP8) if is_fp8 else (MOST_QUERIES, LARGE, STEP)
-    block_m = min(most, max(16, triton.next_power_of_2(queries)))
-    return block_m, *(large if block_m >= 64 else step)
+    if is_fp8:
+        return MOST_QUERIES_FP8, *STEP_FP8
+    block_m = min(MOST_QUERIES, max(16, triton.next_power_of_2(queries)))
+    return block_m, *(LARGE if block_m == MOST_QUERIES else STEP)
 
 
 def _splits(programs: int, longest: int) -> int:
