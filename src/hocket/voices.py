@@ -9,6 +9,7 @@ Speakers that a model knows by name itself are voices, too.
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from hocket.codes_file import read_codes
 from hocket.core import SpeechRequest, StrictModel
 from hocket.errors import AudioFileError, CheckpointError, InvalidRequestError
 
+_LOG = logging.getLogger("hocket")
 #: Where no voice is named: the model's own choice.
 DEFAULT_VOICE = "default"
 #: How codes are given to the model: as a recording to clone, or as the beginning of the model's own answer, whose words
@@ -94,14 +96,19 @@ ONLY_DEFAULT: Voices = {DEFAULT_VOICE: BuiltinVoice("The model's own choice")}
 def load_voices(checkpoint: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()) -> Voices:
     """The voices of a checkpoint folder whose talker makes `n_vq` codes a frame and knows `speakers` by name.
 
-    Raises CheckpointError.
+    Speakers whose name no voice can have are left out, with a warning. Raises CheckpointError.
     """
     folder = checkpoint / "voices"
     try:
         files = sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
     except OSError as error:
         raise CheckpointError(f"cannot read {str(folder)!r}: {error.strerror}") from error
-    known = {voice_name(name): BuiltinVoice("A speaker of the model", is_speaker=True) for name in sorted(speakers)}
+    known: dict[str, BuiltinVoice] = {}
+    for name in sorted(speakers):
+        try:
+            known[voice_name(name)] = BuiltinVoice("A speaker of the model", is_speaker=True)
+        except InvalidRequestError as error:
+            _LOG.warning("event=speaker_left_out reason=%s", f"config.json, spk_id: {error}")
     voices = {**ONLY_DEFAULT, **known}
     for path in files:
         if path.suffix == ".json":

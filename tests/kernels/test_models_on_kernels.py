@@ -63,7 +63,11 @@ def requests(family: str) -> list[SpeechRequest]:
     ]
 
 
-@pytest.mark.parametrize("family", ["moss", "qwen3"])
+#: More than a minute in the interpreter.
+_SLOW = () if torch.cuda.is_available() else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize("family", ["moss", pytest.param("qwen3", marks=_SLOW)])
 @pytest.mark.usefixtures("_kernels_everywhere")
 def test_kernels_speak_as_plain_pytorch_does(
     family: str, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -97,7 +97,6 @@ def test_defaults_and_overrides(raw: dict[str, Any]) -> None:
         ({"qwen3__rope_scaling": {"type": "linear"}}, r"rope_scaling\.type: .*'linear'"),
         ({"qwen3__attention_bias": True}, r"attention_bias: .*True"),
         ({"qwen3__use_sliding_window": True}, "use_sliding_window"),
-        ({"qwen3__sliding_window": 128}, "sliding_window"),
         ({"qwen3__layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention'"),
         ({"qwen3__hidden_act": "gelu"}, "hidden_act: .*'gelu'"),
         ({"qwen3__num_key_value_heads": 3}, "4 heads do not share 3 kv heads"),

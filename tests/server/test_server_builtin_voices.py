@@ -85,7 +85,7 @@ def test_a_name_chooses_how_the_model_is_asked(http: httpx.Client, engine: FakeE
 @pytest.mark.parametrize("name", ["vivian", "default"])
 def test_a_voice_without_a_recording_is_no_reference(http: httpx.Client, name: str) -> None:
     answer = http.post("/v1/audio/speech", json={"input": "Hi.", "ref_audio": name})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reference_audio")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ref_audio")
     assert "has no recording; give it as voice" in answer.json()["error"]["message"]
 
 

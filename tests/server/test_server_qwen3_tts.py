@@ -102,7 +102,7 @@ def test_custom_voice(tmp_path: Path) -> None:
         refused(http, "voice", "no voice 'nobody'", voice="nobody")
         refused(http, "task_type", "is for CustomVoice", voice="ryan", task_type="VoiceDesign", instructions="Old.")
         refused(http, "language", "knows auto, chinese", voice="ryan", language="Klingon")
-        refused(http, "reference_audio", "takes no reference", ref_audio=REF_AUDIO)
+        refused(http, "ref_audio", "takes no reference", ref_audio=REF_AUDIO)
         refused(http, "tokens", "does not know tokens", voice="ryan", tokens=5)
 
 
@@ -128,8 +128,9 @@ def test_voice_design(tmp_path: Path) -> None:
     with serving("design_1b7", tmp_path) as (engine, http):
         request = asked(engine, http, task_type="VoiceDesign", instructions="An old man.", voice="default")
         assert (request.voice, request.instruction, request.task_type) == (None, "An old man.", "VoiceDesign")
-        refused(http, "reference_audio", "takes no reference", ref_audio=REF_AUDIO)
+        refused(http, "ref_audio", "takes no reference", ref_audio=REF_AUDIO)
         refused(http, "voice", "no voice 'vivian'", voice="vivian")
+        refused(http, "speaker", "no voice 'vivian'", speaker="vivian")
 
 
 def test_base(tmp_path: Path) -> None:
@@ -140,6 +141,7 @@ def test_base(tmp_path: Path) -> None:
         mode = {"ref_audio": REF_AUDIO, "x_vector_only_mode": True, "ref_text": "Words."}
         assert asked(engine, http, **mode).reference_text is None
         refused(http, "x_vector_only_mode", "needs reference_text", ref_audio=REF_AUDIO, x_vector_only_mode=False)
+        refused(http, "x_vector_only_mode", "there is none", x_vector_only_mode=True)
         refused(http, "reference_audio", "voice of one recording, got 0")
         refused(http, "instructions", "takes no instruction", ref_audio=REF_AUDIO, instructions="Sad.")
 
@@ -155,6 +157,36 @@ def test_an_uploaded_voice_is_heard_in_its_recording(tmp_path: Path) -> None:
         assert isinstance(reference, AudioArray)
         assert np.allclose(reference.samples, SAMPLES, atol=1e-3)
         assert request.reference_text == "Words."
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("custom_1b7", {"voice": "ryan"}),
+        ("design_1b7", {"instructions": "Old."}),
+        ("design_1b7", {"ref_audio": REF_AUDIO}),
+    ],
+)
+def test_x_vector_only_mode_is_for_recordings(tmp_path: Path, name: str, fields: dict[str, str], value: bool) -> None:
+    with serving(name, tmp_path) as (engine, http):
+        refused(http, "x_vector_only_mode", "checkpoint takes none", x_vector_only_mode=value, **fields)
+        assert not engine.requests
+
+
+def test_x_vector_only_mode_in_another_family(tmp_path: Path) -> None:
+    """It chooses between cloning the recording and continuing it; where it would change nothing it is an error."""
+    engine = FakeEngine()
+    app = create_app(engine, ServerSettings(), VoiceStore(tmp_path / "voices", ONLY_DEFAULT))
+    words = {"ref_audio": REF_AUDIO, "ref_text": "Words."}
+    with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as http:
+        for value in (True, False):
+            refused(http, "x_vector_only_mode", "there is none", x_vector_only_mode=value)
+        refused(http, "x_vector_only_mode", "needs reference_text", ref_audio=REF_AUDIO, x_vector_only_mode=False)
+        assert not engine.requests
+        for value, spoken in ((True, None), (False, "Words.")):
+            assert speak(http, x_vector_only_mode=value, **words).status_code == 200
+            assert engine.requests[-1].reference_text == spoken
 
 
 @pytest.mark.parametrize("fields", [{"task_type": "CustomVoice"}, {"task_type": "Base", "ref_audio": REF_AUDIO}])

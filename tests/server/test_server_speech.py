@@ -201,9 +201,11 @@ def test_a_seed_is_drawn_reported_and_repeats(http: httpx.Client, engine: FakeEn
     assert speak(http, seed=2**63 - 1).headers["x-seed"] == str(2**63 - 1)
 
 
-def test_auto_is_no_language(http: httpx.Client, engine: FakeEngine) -> None:
-    speak(http, language="Auto")
-    assert engine.requests[-1].language is None
+@pytest.mark.parametrize("language", ["Auto", "auto", " AUTO "])
+def test_auto_is_no_language(http: httpx.Client, engine: FakeEngine, language: str) -> None:
+    before = len(engine.requests)
+    speak(http, language=language)
+    assert [request.language for request in engine.requests[before:]] == [None]
 
 
 # ---- long texts
@@ -356,7 +358,7 @@ def test_a_batch_of_good_and_bad_items(tmp_path: Path) -> None:
         assert [result["index"] for result in results] == list(range(12))
         assert [result["status"] == "success" for result in results] == [True] * 6 + [False] * 5 + [True]
         params = [result["error"]["param"] for result in results[6:11]]
-        assert params == ["input", "voice", "stream", "volume", "reference_text"]
+        assert params == ["input", "voice", "stream", "volume", "ref_text"]
         for i, result in enumerate(results[:6]):
             single = speak(http, **items[i], language="German")
             assert base64.b64decode(result["audio_data"]) == single.content
@@ -373,6 +375,27 @@ def test_a_batch_of_good_and_bad_items(tmp_path: Path) -> None:
             assert listed["results"][6]["error"]["param"] == "input"
             wav = speak(http, **items[5], response_format="wav", stream=False).content
             assert archive.read(listed["results"][5]["file"]) == wav
+
+
+def test_what_a_batch_says_for_its_items(tmp_path: Path) -> None:
+    """A voice's fields alone, whether unknown ones are errors or not; what an item brings counts for its task."""
+    engine = FakeEngine()
+    item = {"input": "Hi.", "seed": 1}
+    for strict in (True, False):
+        with serving(engine, tmp_path, strict_fields=strict) as http:
+            for name, value in {"seed": 7, "input": "Ho.", "stream": True}.items():
+                answer = http.post(f"{SPEECH}/batch", json={"items": [item, {"input": "Hi."}], name: value})
+                assert answer.status_code == (400 if strict else 200)
+                if strict:
+                    assert answer.json()["error"]["param"] == name
+                else:
+                    assert answer.json()["succeeded"] == 2
+                    assert 7 not in [request.seed for request in engine.requests]
+    with serving(engine, tmp_path) as http:
+        items = [item | {"ref_audio": data_uri(recording())}, item]
+        results = http.post(f"{SPEECH}/batch", json={"items": items, "task_type": "Base"}).json()["results"]
+        assert [result["status"] for result in results] == ["success", "error"]
+        assert results[1]["error"]["param"] == "task_type"
 
 
 def test_the_codec_as_a_service(http: httpx.Client) -> None:

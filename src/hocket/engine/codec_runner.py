@@ -142,6 +142,9 @@ class CodecRunner:
         """Begin a new stream: position 0, nothing of an earlier one is visible."""
         lane = self._first if place.kind == "row" else self._hearing
         with lane.launcher.active():
+            if place.kind == "row":
+                # A copy for an earlier request, which has ended since, may still be on its way there.
+                lane.launcher.wait(self._settled.get(place.number))
             self._states[place.kind].offsets[place.number].zero_()
             if place.kind == "row":
                 self._settled[place.number] = lane.launcher.mark()
@@ -164,15 +167,20 @@ class CodecRunner:
         for lane in lanes:
             lane.launcher.seal()
 
-    def copy(self, source: Place, target: Place, frames: int) -> None:
-        """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames."""
+    def copy(self, source: Place, target: Place, frames: int) -> torch.cuda.Event | None:
+        """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames.
+
+        Returns what tells that it does; None: it does by now.
+        """
         launcher = self._hearing.launcher
         with launcher.active():
             if target.kind == "row":
                 launcher.wait(self._settled.get(target.number))
             self._states[source.kind].copy(source.number, self._states[target.kind], target.number, frames)
+            mark = launcher.mark()
             if target.kind == "row":
-                self._settled[target.number] = launcher.mark()
+                self._settled[target.number] = mark
+        return mark
 
     def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
         """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`.
@@ -223,7 +231,7 @@ class CodecRunner:
         return chunks
 
     def _launching(self, priority: int) -> tuple[Launcher, CopyLane]:
-        return Launcher(self._device, priority=priority), CopyLane(self._device)
+        return Launcher(self._device, priority=priority), CopyLane(self._device, priority)
 
     def _decode_packed(
         self, lane: _Lane, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from hocket.engine.codec_places import Place
 from hocket.engine.job import Job
 from hocket.engine.loading import ChunkRunner
@@ -27,16 +29,23 @@ class Hearing:
         self._heard_by: dict[int, tuple[bytes, Job]] = {}
         #: The newest piece, until it is done: more at a time would only stand in the way of chunks that are due.
         self._newest: HostCopy | None = None
+        #: Whose stream is on its way to their row, and when it is there. None of their chunks is launched before: those
+        #: that go with it would wait, too.
+        self._handed: list[tuple[torch.cuda.Event | None, Job]] = []
 
     @property
     def busy(self) -> bool:
-        """A recording is being heard, or waits for it."""
-        return bool(self._waiting or self._heard_by)
+        """A recording is being heard, waits for it, or is on its way to a row."""
+        return bool(self._waiting or self._heard_by or self._handed)
 
     @property
     def done(self) -> bool:
-        """The newest piece is, and another follows."""
-        return self.busy and (self._newest is None or self._newest.done)
+        """There is something for `step` to do."""
+        return self._may_hear or any(_is_past(mark) for mark, _ in self._handed)
+
+    @property
+    def _may_hear(self) -> bool:
+        return bool(self._waiting or self._heard_by) and (self._newest is None or self._newest.done)
 
     def start(self, job: Job) -> None:
         """A request that continues a recording has got a row."""
@@ -44,11 +53,12 @@ class Hearing:
         self._fill_slots()
 
     def step(self) -> None:
-        """Hear a piece of some of them, unless one is still being heard.
+        """Hear a piece of some of them, unless one is still being heard, and let those speak whose row has all of it.
 
         Of the first, and of those whose piece has the same size.
         """
-        if not self.done:
+        self._announce()
+        if not self._may_hear:
             return
         self._heard_by = {slot: (key, job) for slot, (key, job) in self._heard_by.items() if job.end is None}
         self._fill_slots()
@@ -99,5 +109,19 @@ class Hearing:
         return next((size for size in sizes if size >= left), sizes[-1])
 
     def _hand_over(self, job: Job, place: Place) -> None:
-        self._runner.copy(place, Place("row", job.in_scheduler.row), job.primed)
-        self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
+        mark = self._runner.copy(place, Place("row", job.in_scheduler.row), job.primed)
+        self._handed.append((mark, job))
+        self._announce()
+
+    def _announce(self) -> None:
+        handed, self._handed = self._handed, []
+        for mark, job in handed:
+            if not _is_past(mark):
+                self._handed.append((mark, job))
+            elif job.end is None:
+                self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
+
+
+def _is_past(mark: torch.cuda.Event | None) -> bool:
+    """None: what it would mark was done at once."""
+    return mark is None or mark.query()  # type: ignore[no-untyped-call]

@@ -181,7 +181,8 @@ class Intake:
                 f"max_frames is {wish}, but after {prompt_rows} prompt rows only {room} fit the context",
                 param="max_frames",
             )
-        limit = min(room, self._config.max_frames if wish is None else wish)
+        usual = min(self._config.max_frames, job.sampling.max_frames or self._config.max_frames)
+        limit = min(room, usual if wish is None else wish)
         least = job.request.min_frames
         budget = frame_budget(
             self._config.runaway,

@@ -40,10 +40,11 @@ class CopyLane:
     another.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        """`priority` is that of what is copied: gathering what lies apart takes a kernel."""
         self._stream = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
     def start(self, tensor: Tensor) -> HostCopy:
         """Begin to copy what has been launched on the current stream by now, into pinned memory."""

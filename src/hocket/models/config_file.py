@@ -52,7 +52,8 @@ class Qwen3Section(Section):
     rms_norm_eps: PositiveFloat = 1e-6
     attention_bias: Literal[False] = False
     use_sliding_window: Literal[False] = False
-    sliding_window: None = None
+    #: What it would be if it were used.
+    sliding_window: Size | None = None
     layer_types: list[Literal["full_attention"]] | None = None
     rope_parameters: RopeSection | None = None
     rope_scaling: RopeSection | None = None

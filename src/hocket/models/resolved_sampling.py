@@ -28,6 +28,8 @@ class ResolvedSampling:
     stop_temperature: float = 1.0
     #: None: all codes are drawn alike.
     predictor: PredictorSampling | None = None
+    #: The most frames where a request does not say; None: the engine's limit alone.
+    max_frames: int | None = None
 
     def overridden_by(self, wish: Sampling) -> ResolvedSampling:
         """These values, with every one that `wish` gives replaced by it.
@@ -43,6 +45,7 @@ class ResolvedSampling:
             ),
             stop_temperature=wish.stop_temperature,
             predictor=self._predictor_overridden_by(wish),
+            max_frames=self.max_frames,
         )
 
     def _predictor_overridden_by(self, wish: Sampling) -> PredictorSampling | None:

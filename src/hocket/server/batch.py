@@ -18,7 +18,7 @@ from hocket.server.answers import Usage, speak_whole, usage_of
 from hocket.server.encoders import EncodedAudio
 from hocket.server.errors import error_fields
 from hocket.server.gate import Record
-from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, read_body
+from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, VoiceFields, read_body
 from hocket.server.services import Services
 from hocket.server.settings import ServerSettings
 from hocket.server.speech import plan_speech
@@ -44,7 +44,7 @@ async def speak_batch(services: Services, body: BatchBody, document: dict[str, A
             f"items has {len(body.items)} entries, the most is {settings.batch_items}; send several batches",
             param="items",
         )
-    defaults = {name: value for name, value in document.items() if name not in ("items", "output")}
+    defaults = {name: value for name, value in document.items() if ALIASES.get(name, name) in VoiceFields.model_fields}
     turns = asyncio.Semaphore(settings.batch_concurrency)
 
     async def speak(item: dict[str, Any]) -> _Spoken | HocketError:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from hocket.core import MAX_SEED, Sampling
 from hocket.errors import InvalidRequestError
@@ -34,6 +43,17 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    #: Of each field that was given, the name that the client used for it.
+    _given: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def client_name(self, field: str) -> str:
+        """What the client calls `field`."""
+        return self._given.get(field, field)
+
+    def client_words(self, message: str) -> str:
+        """`message` with the client's names of the fields."""
+        return _renamed(message, self._given)
+
 
 class VoiceId(Body):
     """How OpenAI's clients name a voice of their own."""
@@ -52,7 +72,7 @@ class VoiceFields(Body):
     #: Times the natural pace, at the same pitch.
     speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] = 1.0
     instructions: Paragraph | None = None
-    #: English name, such as "English"; "Auto" and none leave it to the model.
+    #: English name, such as "English". "Auto", however it is spelt, is read as none: that leaves it to the model.
     language: Line | None = None
     #: data: or http(s): or file: address of a recording, or the name of an uploaded voice.
     reference_audio: str | None = None
@@ -101,6 +121,11 @@ class VoiceFields(Body):
     @classmethod
     def _readable(cls, value: str | None) -> str | None:
         return _without_nul(value) or None
+
+    @field_validator("language")
+    @classmethod
+    def _auto_is_none(cls, value: str | None) -> str | None:
+        return None if value is not None and value.lower() == "auto" else value
 
     @model_validator(mode="after")
     def _least_is_not_above_most(self) -> VoiceFields:
@@ -159,6 +184,10 @@ class BatchBody(VoiceFields):
     #: A JSON document with base64 audio, or a zip archive of audio files and that document.
     output: Literal["json", "zip"] = "json"
 
+    @model_validator(mode="after")
+    def _task_has_what_it_needs(self) -> BatchBody:
+        return self  # an item may bring what the task needs, and is checked for it
+
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -195,15 +224,16 @@ def read_body(model: type[AnyBody], document: dict[str, Any], settings: ServerSe
         fields[ours], given[ours] = value, name
     unknown = [name for name in fields if name not in model.model_fields]
     if unknown and settings.strict_fields:
-        shown = [_printable(name) for name in unknown]
+        shown = [_printable(given[name]) for name in unknown]
         noun = "an unknown field" if len(unknown) == 1 else "unknown fields"
         raise InvalidRequestError(f"{', '.join(shown)[:200]}: {noun}; leave out or correct", param=shown[0])
     for name in unknown:
-        del fields[name]
+        del fields[name], given[name]
     try:
         body = model.model_validate(fields)
     except ValidationError as error:
         raise _refusal(error, given) from None
+    body._given = given
     return body
 
 
@@ -211,7 +241,7 @@ def _refusal(error: ValidationError, given: dict[str, str]) -> InvalidRequestErr
     problem = error.errors()[0]
     message = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:  # a rule between fields, which names the one at fault
-        name, _, rest = message.partition(": ")
+        name, _, rest = (message := _renamed(message, given)).partition(": ")
         return InvalidRequestError(f"{name} {rest}" if rest.startswith("is") else message, param=name)
     ours = str(problem["loc"][0])
     name = given.get(ours, ours)
@@ -220,8 +250,16 @@ def _refusal(error: ValidationError, given: dict[str, str]) -> InvalidRequestErr
     if problem["type"] == "value_error":
         return InvalidRequestError(f"{name} {message}", param=name)
     value = problem["input"]
-    shown = f" is {value!r}," if isinstance(value, int | float) else ""  # texts are not repeated
-    return InvalidRequestError(f"{name}{shown} which does not do: {message[0].lower()}{message[1:]}", param=name)
+    shown = f"is {value!r}, which does not do" if isinstance(value, int | float) else "does not do"  # texts stay out
+    return InvalidRequestError(f"{name} {shown}: {message[0].lower()}{message[1:]}", param=name)
+
+
+def _renamed(message: str, given: dict[str, str]) -> str:
+    """`message` with the names in `given` for ours. A name that is a plain word, too (voice), stays."""
+    for ours, name in given.items():
+        if name != ours and "_" in ours:
+            message = re.sub(rf"\b{ours}\b", name, message)
+    return message
 
 
 def _without_nul(text: str | None) -> str:

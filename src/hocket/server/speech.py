@@ -20,7 +20,7 @@ from hocket.prompt.text_front import normalise
 from hocket.server.errors import ApiError
 from hocket.server.gate import Record
 from hocket.server.long_text import split_text
-from hocket.server.references import find_reference, find_voice
+from hocket.server.references import Found, find_reference, find_voice
 from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
 from hocket.server.settings import ResponseFormat
@@ -71,7 +71,7 @@ class Plan:
         least = math.ceil((body.min_new_tokens or 0) * share)
         return SpeechRequest(
             text=text,
-            language=None if body.language == "Auto" else body.language,
+            language=body.language,
             instruction=body.instructions,
             tokens=None if body.tokens is None else max(1, round(body.tokens * share)),
             task_type=self.task_type,
@@ -97,7 +97,17 @@ def piece_seed(seed: int, i: int) -> int:
 
 
 async def plan_speech(services: Services, body: SpeechBody) -> Plan:
-    """Check what only the server can check, and fetch the voice. Raises InvalidRequestError, ApiError."""
+    """Check what only the server can check, and fetch the voice.
+
+    Raises InvalidRequestError with the client's name of the field at fault, and ApiError.
+    """
+    try:
+        return await _plan(services, body)
+    except HocketError as error:
+        raise _for_client(error, body) from error
+
+
+async def _plan(services: Services, body: SpeechBody) -> Plan:
     settings = services.settings
     if body.model is not None and body.model not in (services.model_name, *settings.model_aliases):
         raise ApiError(
@@ -128,10 +138,8 @@ async def plan_speech(services: Services, body: SpeechBody) -> Plan:
         found = await find_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
         words = found.words
     task = services.client.facts.voice_traits.task_type
-    if task == "Base" and body.x_vector_only_mode is False and words is None:
-        raise InvalidRequestError(
-            "x_vector_only_mode: false needs reference_text, the words of the recording", param="x_vector_only_mode"
-        )
+    if body.x_vector_only_mode is not None:
+        _check_x_vector_only(body.x_vector_only_mode, task, found, words)
     return Plan(
         texts=await pieces_of(services, body.input, body.language),
         body=body,
@@ -145,12 +153,26 @@ async def plan_speech(services: Services, body: SpeechBody) -> Plan:
     )
 
 
+def _check_x_vector_only(value: bool, task: TaskType | None, found: Found, words: str | None) -> None:
+    """Raises InvalidRequestError where the field would change nothing."""
+    name = "x_vector_only_mode"
+    if task not in (None, "Base"):
+        raise InvalidRequestError(
+            f"{name} is about a recording, and a {task} checkpoint takes none; leave it out", param=name
+        )
+    if found.reference is None:
+        raise InvalidRequestError(
+            f"{name} is about a recording, and there is none; give reference_audio, or leave it out", param=name
+        )
+    if not value and words is None:
+        raise InvalidRequestError(f"{name}: false needs reference_text, the words of the recording", param=name)
+
+
 async def pieces_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
     """`text` as it was written, in pieces that are not too long to be spoken at once."""
     most, front = services.segment_characters, services.client.facts.text_front
     if front is None:
         return tuple(split_text(text, most))
-    language = None if language == "Auto" else language
     return tuple(await asyncio.to_thread(split_text, text, most, lambda piece: len(normalise(piece, language))))
 
 
@@ -188,7 +210,7 @@ class Speaking:
                     async for samples_CS in spoken:
                         yield samples_CS
         except HocketError as error:
-            raise _for_client(error) from error
+            raise _for_client(error, self.plan.body) from error
 
     async def _speak(self, request: SpeechRequest) -> AsyncGenerator[Samples, None]:
         before = self.frames
@@ -275,11 +297,11 @@ async def _chain(first: Samples, rest: AsyncIterator[Samples]) -> AsyncIterator[
         yield samples_CS
 
 
-def _for_client(error: HocketError) -> HocketError:
-    """The engine's error with the names that clients use. Only those about the request know fields."""
+def _for_client(error: HocketError, body: SpeechBody) -> HocketError:
+    """`error` with the names that the client of `body` used. Only those about the request know fields."""
     if not isinstance(error, InvalidRequestError) or error.param is None:
         return error
-    name = _CLIENT_NAMES.get(error.param, error.param)
+    name = body.client_name(_CLIENT_NAMES.get(error.param, error.param))
     message = str(error).replace("max_frames", "max_new_tokens").replace("min_frames", "min_new_tokens")
     kind = ReferenceAudioError if isinstance(error, ReferenceAudioError) else InvalidRequestError
-    return kind(message, param=name)
+    return kind(body.client_words(message), param=name)

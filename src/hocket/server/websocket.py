@@ -22,7 +22,7 @@ from hocket.server.encoders import encode_whole
 from hocket.server.errors import error_code
 from hocket.server.gate import Record, record_of
 from hocket.server.long_text import SentenceBuffer
-from hocket.server.schemas import SpeechBody, VoiceFields, check_text, read_json
+from hocket.server.schemas import check_text, read_json
 from hocket.server.services import Services, services_of
 from hocket.server.speech import Plan, drawn_seed, piece_seed, pieces_of, plan_speech, speaking
 from hocket.server.websocket_dialects import VllmOmni, own_words
@@ -160,10 +160,9 @@ class _Session:
         if self._is_open or not (self._speaker_waits and self._waiting.empty()):
             raise InvalidRequestError("start comes while text waits or is spoken; flush or cancel first", param="type")
         self._check_room(message.text)
-        voice = {name: value for name, value in message if name in VoiceFields.model_fields}
         # Every utterance has it, as if the client had given it: asking for the same again comes to the same.
         seed = drawn_seed() if message.seed is None else message.seed
-        plan = await plan_speech(self._services, SpeechBody(input=_ANY_TEXT, seed=seed, **voice))
+        plan = await plan_speech(self._services, message.speech(_ANY_TEXT, seed))
         encoder = await new_encoder(self._services, plan)
         self._buffer = SentenceBuffer(self._services.segment_characters)
         self._plan, self._as_base64 = plan, message.audio == "base64"

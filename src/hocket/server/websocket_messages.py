@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hocket.core import MAX_SEED
 from hocket.errors import InvalidRequestError
-from hocket.server.schemas import Body, VoiceFields, read_body
+from hocket.server.schemas import Body, SpeechBody, VoiceFields, read_body
 from hocket.server.settings import ResponseFormat, ServerSettings
 
 
@@ -27,6 +27,13 @@ class StartMessage(VoiceFields):
     @classmethod
     def _characters(cls, value: str) -> str:
         return _check_characters(value)
+
+    def speech(self, text: str, seed: int) -> SpeechBody:
+        """The request to speak `text` in this way, with this message's names of the fields."""
+        voice = {name: value for name, value in self if name in VoiceFields.model_fields}
+        body = SpeechBody(input=text, seed=seed, **voice)
+        body._given = self._given | {"input": "text"}
+        return body
 
 
 class ConfigMessage(StartMessage):

@@ -87,14 +87,15 @@ class _GenerationFile(Section):
     """`generation_config.json`; a default is the official call's own (spec/qwen3 7)."""
 
     do_sample: bool = True
-    temperature: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 0.9
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.9
     top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 50
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.05
     subtalker_dosample: bool = True
-    subtalker_temperature: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 0.9
+    subtalker_temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.9
     subtalker_top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] = 1.0
     subtalker_top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    max_new_tokens: Annotated[int, Field(ge=2)] | None = None
 
 
 def recommended_sampling(folder: Path) -> ResolvedSampling:
@@ -115,6 +116,8 @@ def recommended_sampling(folder: Path) -> ResolvedSampling:
         top_p=file.top_p,
         top_k=file.top_k,
         repetition_penalty=file.repetition_penalty,
+        # The last token gets no frame (spec/qwen3 5).
+        max_frames=None if file.max_new_tokens is None else file.max_new_tokens - 1,
         predictor=PredictorSampling(
             temperature=file.subtalker_temperature if file.subtalker_dosample else 0.0,
             top_p=file.subtalker_top_p,
