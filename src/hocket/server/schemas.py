@@ -250,8 +250,8 @@ def _refusal(error: ValidationError, given: dict[str, str]) -> InvalidRequestErr
     if problem["type"] == "value_error":
         return InvalidRequestError(f"{name} {message}", param=name)
     value = problem["input"]
-    shown = f"is {value!r}, which does not do" if isinstance(value, int | float) else "does not do"  # texts stay out
-    return InvalidRequestError(f"{name} {shown}: {message[0].lower()}{message[1:]}", param=name)
+    shown = f"is {value!r}," if isinstance(value, int | float) else "has a value"  # texts are not repeated
+    return InvalidRequestError(f"{name} {shown} which does not do: {message[0].lower()}{message[1:]}", param=name)
 
 
 def _renamed(message: str, given: dict[str, str]) -> str:
