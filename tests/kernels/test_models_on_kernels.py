@@ -67,7 +67,7 @@ def requests(family: str) -> list[SpeechRequest]:
 _SLOW = () if torch.cuda.is_available() else (pytest.mark.slow,)
 
 
-@pytest.mark.parametrize("family", ["moss", pytest.param("qwen3", marks=_SLOW)])
+@pytest.mark.parametrize("family", [pytest.param(name, marks=_SLOW) for name in ("moss", "qwen3")])
 @pytest.mark.usefixtures("_kernels_everywhere")
 def test_kernels_speak_as_plain_pytorch_does(
     family: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
