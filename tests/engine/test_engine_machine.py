@@ -10,7 +10,7 @@ from tiny_engine import STRICT, Heard, Listener, TickingClock, alone, engine, tr
 
 #: Calls to draw from: 10 keeps the runs alone few.
 CALLS = 10
-FEW = settings(max_examples=5, stateful_step_count=20, derandomize=True, deadline=None)
+FEW = settings(max_examples=3, stateful_step_count=20, derandomize=True, deadline=None)
 
 
 class EngineMachine(RuleBasedStateMachine):
