@@ -80,8 +80,8 @@ def paged_attention(
     return out_BTHK
 
 
-#: Most queries of a tile, on bfloat16 and on float8: there keys are unpacked in registers, from which products of 64
-#: queries do not take them (64 pages of 32 rows took 168 us, on bfloat16 30).
+#: Most queries of a tile, on bfloat16 and on float8: there tiles of 64 took 168 us for 64 pages of 32 rows, on bfloat16
+#: 30 (H200), presumably since keys are unpacked in registers, from which products of 64 queries do not take them.
 MOST_QUERIES, MOST_QUERIES_FP8 = 64, 16
 #: Keys of a block, stages of the pipeline that fetches them, and warps: of few queries, and of tiles of 64; of float32.
 #: Measured: 128 rows at 320 in 45 us, with five stages 48, with 128 keys 64; float8 28, with 64 keys and two warps 33;
