@@ -78,7 +78,8 @@ class CodecRunner:
 
     Where chunks are packed, first chunks, recordings and all other chunks have streams of their own, so that none
     waits for another: beside the talker a batch of many frames takes 20 to 33 ms, one of first chunks 10 to 14
-    (H200, 64 to 256 clients). No two of them work on one row at a time: a row's second chunk is launched when the first is back.
+    (H200, 64 to 256 clients). No two of them work on one row at a time: a row's second chunk is launched when the
+    first is back.
     """
 
     def __init__(
