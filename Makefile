@@ -23,8 +23,11 @@ CHECK       ?= --targets
 say: $(STAMP)
 	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
 
+# What only computes goes two at a time; servers, their clients and the command line by themselves, since they watch the clock.
+COMPUTING := $(addprefix tests/,bench engine kernels models prompt training)
 test: lint types
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile $(COMPUTING)
+	$(BIN)/pytest $(addprefix --ignore=,$(COMPUTING))
 
 test-all: lint types
 	$(BIN)/pytest -m "not gpu and not browser"

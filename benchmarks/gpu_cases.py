@@ -1,120 +1,33 @@
 """What `gpu_kernels.py` measures: each kernel's inputs at a model's sizes, and what it cannot avoid doing.
 
-Bytes count every input and every output once. Sizes come from the dimensions that ship with Hocket, or a folder's.
+Sizes come from the dimensions that ship with Hocket, or a folder's.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from gpu_tools import floor_us
+from gpu_case import BF16, FP8, Case, kernel, product, randn
+from gpu_codec_cases import codec_cases
 from torch import Tensor
 
 from hocket.bench.random_model import plans
-from hocket.kernels import reference, reference_conv, reference_rings
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.packed_tail import PackedTail
+from hocket.kernels import reference
 from hocket.kernels.scaled import Scaled
 from hocket.models.layers import half_rope_tables, pair_rope_tables
-from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
+from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.models.qwen3_codec.config import DecoderSpec, Qwen3CodecConfig
-from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL
+from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
-BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 PAGE_ROWS = 32
 #: Positions that a page table names: what an engine for the benchmark's workload is given.
 TABLE_ROWS = 1024
-
-
-#: Of a product: bf16; FP8 with one scale for each whole matrix, as Hocket's layers have it; FP8 with a scale for each
-#: row and column, which the library does not have for all shapes.
-Kind = Literal["bf16", "fp8", "fp8 rows"]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One measurement: `prepare` makes new inputs, and a call on them."""
-
-    name: str
-    nbytes: float
-    prepare: Callable[[], Callable[[], object]]
-    flops: float = 0.0
-    dtype: torch.dtype = BF16
-
-    @property
-    def floor_us(self) -> float:
-        return floor_us(self.nbytes, self.flops, self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product [M, K] x [K, N], `times` of which a run of its part has."""
-
-    part: str
-    label: str
-    m: int
-    k: int
-    n: int
-    times: int
-    bias: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.part} {self.label} {self.k}x{self.n} M={self.m}"
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.m * self.k * self.n
-
-    def case(self, device: torch.device, kind: Kind) -> Case:
-        def plain() -> Callable[[], object]:
-            x_MK, w_NK = randn(self.m, self.k, on=device), randn(self.n, self.k, on=device)
-            bias_N = randn(self.n, on=device) if self.bias else None
-            return lambda: F.linear(x_MK, w_NK, bias_N)
-
-        def scaled() -> Callable[[], object]:
-            x_MK, w_NK = (randn(rows, self.k, on=device).to(FP8) for rows in (self.m, self.n))
-            if kind == "fp8":
-                scales = (torch.ones((), device=device),) * 2
-            else:
-                scales = torch.rand(self.m, 1, device=device) + 0.5, torch.rand(1, self.n, device=device) + 0.5
-            return lambda: torch._scaled_mm(x_MK, w_NK.t(), *scales, out_dtype=BF16, use_fast_accum=True)
-
-        size = 2 if kind == "bf16" else 1
-        nbytes = (self.m * self.k + self.k * self.n) * size + 2 * self.m * self.n
-        if kind == "bf16":
-            return Case(self.name, nbytes, plain, self.flops)
-        return Case(self.name, nbytes, scaled, self.flops, FP8)
-
-
-def randn(*shape: int, on: torch.device, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.randn(shape, device=on, dtype=dtype)
-
-
-def product(*shape: int, on: torch.device) -> Scaled:
-    """Of 8 bits, without a bias."""
-    rows, columns = torch.rand(*shape[:-1], 1, device=on), torch.rand(shape[-1], device=on)
-    return Scaled(randn(*shape, on=on), rows, columns, None)
-
-
-def kernel(twin: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel that stands for `twin` on a GPU and in Triton's interpreter; elsewhere `twin` itself."""
-    if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
-        return twin
-    from hocket.kernels.compiled import KERNELS
-
-    return KERNELS[twin]
 
 
 def kernel_cases(arguments: Namespace, device: torch.device) -> Iterator[Case]:
@@ -132,12 +45,7 @@ def kernel_cases(arguments: Namespace, device: torch.device) -> Iterator[Case]:
         yield from predictor_cases(second_talker.config, rows, device)
     for pages in arguments.pages:
         yield from (prefill_case(talker, pages, is_fp8, device) for is_fp8 in (False, True))
-    for chunk in arguments.chunks.split(","):
-        streams, frames = map(int, chunk.split("x"))
-        for stage in codec.decoder:
-            if isinstance(stage, TransformerSpec):
-                yield from codec_cases(stage, streams, frames, device)
-        yield from conv_cases(second_codec.config, streams, frames, device)
+    yield from codec_cases(codec, second_codec.config, arguments, device)
 
 
 # ---- rows of a backbone, [M, ...]
@@ -302,189 +210,3 @@ def predictor_cases(talker: Qwen3TtsConfig, rows: int, on: torch.device) -> Iter
 
         nbytes = rows * 4 * size * (tokens * (heads + 2 * groups) + start * groups)
         yield Case(f"frame_attention {rows} x {tokens} x {heads}/{groups} x {size} at {start}", nbytes, attend)
-
-
-# ---- chunks of a codec
-
-
-def codec_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    heads, size, width, tokens = stage.heads, stage.head_dim, stage.width, frames * stage.tokens_per_frame
-    rows = streams * tokens
-    yield from ring_cases(stage, [frames] * streams, f"{streams} x {tokens} x {heads} x {size}", on)
-    # Streams of 1, 2, .. `frames` frames, and again from 1 on.
-    label = f"{streams} x {stage.tokens_per_frame} to {tokens} x {heads} x {size}"
-    yield from ring_cases(stage, [1 + stream % frames for stream in range(streams)], label, on)
-    ffn = stage.ffn_dim
-
-    def activate(fp8: bool) -> Callable[[], object]:
-        x = (product if fp8 else randn)(streams, tokens, ffn, on=on)
-        return lambda: kernel(reference.gelu)(x, fp8)
-
-    yield Case(f"gelu {rows} x {ffn}", 4 * rows * ffn, partial(activate, False))
-    yield Case(f"gelu fp8 {rows} x {ffn}", 3 * rows * ffn, partial(activate, True))
-    weight = torch.ones(width, device=on)
-    bias = torch.zeros_like(weight)
-
-    def norm(twin: Callable[..., Any], fp8: bool) -> Callable[[], object]:
-        x = randn(streams, tokens, width, on=on, dtype=F32)
-        if twin is reference.layer_norm_to:
-            return lambda: kernel(twin)(x, weight, bias, 1e-5, BF16, fp8)
-        delta = (product if fp8 else randn)(streams, tokens, width, on=on)
-        rest = () if twin is reference.scaled_add else (weight, bias, 1e-5, fp8)
-        return lambda: kernel(twin)(x, delta, weight, *rest)
-
-    for twin, moved, written in (
-        (reference.layer_norm_to, 4, 2),
-        (reference.scaled_add, 10, 0),
-        (reference.scaled_add_layer_norm, 10, 2),
-    ):
-        for fp8 in (False, True):
-            nbytes = rows * width * (moved + (written // 2 if fp8 else written))
-            yield Case(f"{twin.__name__}{' fp8' * fp8} {rows} x {width}", nbytes, partial(norm, twin, fp8))
-
-
-def ring_cases(stage: TransformerSpec, counts: Sequence[int], label: str, on: torch.device) -> Iterator[Case]:
-    """Attention of streams that have `counts` new frames."""
-    heads, size, width, unit = stage.heads, stage.head_dim, stage.width, stage.tokens_per_frame
-    context, streams, tokens = stage.context_tokens, len(counts), sum(counts) * unit
-    counts_S = torch.tensor(counts, device=on)
-    starts_S, firsts_S = torch.full_like(counts_S, 1000), counts_S.cumsum(0) - counts_S
-    chunks = Chunks(torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, unit, max(counts))
-    turns = kernel(reference_rings.pair_turns)(chunks, tokens, size, stage.rope_base)
-
-    def prepare(twin: Callable[..., Any], *rest: int) -> Callable[[], object]:
-        shape = (streams, context + max(counts) * unit, heads, size)
-        qkv, keys, values = randn(tokens, 3 * width, on=on), randn(*shape, on=on), randn(*shape, on=on)
-        return lambda: kernel(twin)(qkv, turns, chunks, keys, values, *rest)
-
-    def turn() -> Callable[[], object]:
-        return lambda: kernel(reference_rings.pair_turns)(chunks, tokens, size, stage.rope_base)
-
-    yield Case(f"pair_turns {label}", 4 * tokens * size, turn)
-    yield Case(
-        f"append_rotated {label}", tokens * (8 * width + 4 * size), partial(prepare, reference_rings.append_rotated)
-    )
-    nbytes = 4 * width * (2 * tokens + streams * (context - 1)) + 4 * tokens * size
-    attend = partial(prepare, reference_rings.ring_attention, context)
-    flops = 4.0 * tokens * width * context
-    yield Case(f"ring_attention {label}, {context} of context", nbytes, attend, flops)
-
-
-def conv_cases(codec: Qwen3CodecConfig, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    """The residual units' convolutions, which are four fifths of a decoder's products, of streams that go on."""
-    spec = codec.decoder
-    unit = prod(spec.latent_strides)
-    for i, stride in enumerate(spec.strides):
-        channels, unit = spec.width // 2 ** (i + 1), unit * stride
-        tokens = streams * frames * unit
-        for taps, dilation in ((KERNEL, DILATIONS[-1]), (1, 1)):
-
-            def convolve(
-                channels: int = channels, tokens: int = tokens, unit: int = unit, taps: int = taps, by: int = dilation
-            ) -> Callable[[], object]:
-                x, weight = randn(tokens, channels, on=on), randn(taps, channels, channels, on=on)
-                tail = some_tail(streams, frames, unit, (taps - 1) * by, channels, on) if taps > 1 else None
-                snake = torch.rand(channels, device=on), torch.rand(channels, device=on)
-                residual = None if taps > 1 else torch.zeros_like(x)
-                fixed = (weight, randn(channels, on=on), by, residual, snake, taps == 1)
-                return lambda: kernel(reference_conv.causal_conv)(x, tail, *fixed)
-
-            nbytes = tokens * channels * (4 if taps > 1 else 8) + 2 * taps * channels**2
-            label = f"causal_conv {tokens} x {channels}, {taps} taps"
-            yield Case(label, nbytes, convolve, 2.0 * tokens * taps * channels**2)
-
-    def keep(channels: int = channels, unit: int = unit) -> Callable[[], object]:
-        tail = some_tail(streams, frames, unit, (KERNEL - 1) * DILATIONS[-1], channels, on)
-        x = randn(streams * frames * unit, channels, on=on)
-        return lambda: kernel(reference_conv.keep_tail)(x, tail)
-
-    yield Case(f"keep_tail {streams} x {channels}", 4 * streams * (KERNEL - 1) * DILATIONS[-1] * channels, keep)
-    yield from latent_cases(spec, streams, frames, on)
-
-
-def latent_cases(spec: DecoderSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    """What is between the products of the transformer and of the latents."""
-    tokens, width, latent = streams * frames, spec.transformer.width, spec.latent_dim
-
-    def filter_channels() -> Callable[[], object]:
-        tail = some_tail(streams, frames, 1, KERNEL - 1, latent, on)
-        fixed = randn(tokens, latent, on=on), tail, randn(KERNEL, latent, on=on), randn(latent, on=on)
-        return lambda: kernel(reference_conv.depthwise_conv)(*fixed)
-
-    def join() -> Callable[[], object]:
-        x, scale, weight = (torch.rand(*shape, device=on) for shape in ((tokens, width), (width,), (width,)))
-        delta = randn(tokens, width, on=on)
-        return lambda: kernel(reference.scaled_add_rms_norm)(x, delta, scale, weight, 1e-5, BF16)
-
-    yield Case(f"depthwise_conv {tokens} x {latent}", 4 * tokens * latent, filter_channels)
-    yield Case(f"scaled_add_rms_norm {tokens} x {width}", 12 * tokens * width, join)
-
-
-def some_tail(streams: int, frames: int, unit: int, columns: int, channels: int, on: torch.device) -> PackedTail:
-    """Of streams that have seen 200 frames, and are given `frames` more each."""
-    rows_S, places_F = torch.arange(streams, device=on), torch.arange(frames, device=on).repeat(streams)
-    counts = (rows_S, torch.full_like(rows_S, frames), rows_S * frames)
-    tails_RPC = randn(streams, columns, channels, on=on)
-    return PackedTail(tails_RPC, unit, *counts, rows_S.repeat_interleave(frames), places_F, places_F + 200)
-
-
-# ---- matrix products
-
-
-def product_cases(arguments: Namespace) -> list[Product]:
-    of_talker, of_codec = plans(arguments.model, arguments.codec, BF16)
-    talker, codec = of_talker.config, of_codec.config
-    assert isinstance(talker, MossLocalConfig)
-    assert isinstance(codec, MossCodecConfig)
-    shape, depth = talker.backbone, talker.depth
-    size, ffn, width = shape.hidden_size, shape.intermediate_size, depth.hidden_size
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    made = []
-    for m in arguments.rows:
-        for label, k, n in (("qkv", size, q + 2 * kv), ("o", q, size), ("gate_up", size, 2 * ffn), ("down", ffn, size)):
-            made.append(Product("backbone", label, m, k, n, shape.layers))
-        times, inner = depth.layers * depth.positions, depth.intermediate_size
-        for label, k, n in (
-            ("qkv", width, 3 * width),
-            ("o", width, width),
-            ("up", width, inner),
-            ("down", inner, width),
-        ):
-            made.append(Product("depth", label, m, k, n, times, bias=True))
-        made.append(Product("depth", "head", m, width, max(talker.audio_codebook_sizes), depth.positions))
-    for chunk in arguments.chunks.split(","):
-        streams, frames = map(int, chunk.split("x"))
-        for stage in codec.decoder:
-            if isinstance(stage, TransformerSpec):
-                made += codec_products(f"codec {chunk}", stage, streams * frames * stage.tokens_per_frame)
-    return made
-
-
-def codec_products(part: str, stage: TransformerSpec, m: int) -> Iterator[Product]:
-    width, ffn = stage.width, stage.ffn_dim
-    for label, k, n in (
-        ("in", width, 3 * width),
-        ("out", width, width),
-        ("ffn_in", width, ffn),
-        ("ffn_out", ffn, width),
-    ):
-        yield Product(part, label, m, k, n, stage.layers)
-    for label, k, n, exists in (
-        ("stage in", stage.input_dim, width, stage.has_input_proj),
-        ("stage out", width, stage.output_dim, stage.has_output_proj),
-    ):
-        if exists:
-            yield Product(part, label, m, k, n, 1)
-
-
-def sums(products: Sequence[Product], us: dict[str, float]) -> dict[str, float]:
-    """Milliseconds of all products of a part whose every product was measured, by part and rows."""
-    parts: dict[str, list[Product]] = {}
-    for product in products:
-        is_codec = product.part.startswith("codec")
-        parts.setdefault(product.part if is_codec else f"{product.part} M={product.m}", []).append(product)
-    return {
-        part: round(sum(one.times * us[one.name] for one in members) / 1e3, 4)
-        for part, members in parts.items()
-        if all(one.name in us for one in members)
-    }

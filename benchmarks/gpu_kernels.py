@@ -21,7 +21,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_cases import Case, Kind, Product, kernel_cases, product_cases, sums
+from gpu_case import Case
+from gpu_cases import kernel_cases
+from gpu_products import Kind, Product, product_cases, sums
 from gpu_tools import Report, device_of, graph_us, numbers, parser_of, turns
 
 

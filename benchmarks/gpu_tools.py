@@ -59,6 +59,8 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             sys.exit("PyTorch sees no GPU here; --device cpu tries the script itself")
+        # PyTorch wants the number of the GPU that is to be the current one.
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     else:
         print("Device cpu: this tries the script itself. Nothing below says anything about a GPU.", flush=True)

@@ -92,6 +92,7 @@ def test_replays_speak_as_calls_do(
         "advance",
         "row",
         "hearing",
+        "copy",
         *(["first"] if firsts_apart else []),
         *([] if strict else ["joined"]),
     }

@@ -165,6 +165,10 @@ class CodecRunner:
                     else:
                         for width in reversed(lane.chunks):
                             self._decode(lane, range(size), [nothing] * size, width)
+        hearing, row, kept = Place("hearing", 0), Place("row", 0), Place("kept", 0)
+        with self._hearing.launcher.active():
+            for source, target in ((hearing, row), *([(hearing, kept), (kept, row)] if self.kept else [])):
+                self._copy(source, target, 0)
         for lane in lanes:
             lane.launcher.seal()
 
@@ -177,7 +181,7 @@ class CodecRunner:
         with launcher.active():
             if target.kind == "row":
                 launcher.wait(self._settled.get(target.number))
-            self._states[source.kind].copy(source.number, self._states[target.kind], target.number, frames)
+            self._copy(source, target, frames)
             mark = launcher.mark()
             if target.kind == "row":
                 self._settled[target.number] = mark
@@ -230,6 +234,12 @@ class CodecRunner:
             chunks.append(DecodedChunk(samples_CS, power[row, begin:end]))
             first = end
         return chunks
+
+    def _copy(self, source: Place, target: Place, frames: int) -> None:
+        launcher = self._hearing.launcher
+        move_3 = launcher.put("move", np.array([source.number, target.number, frames]))
+        states = self._states[source.kind], self._states[target.kind]
+        launcher.run(("copy", source.kind, target.kind), lambda: states[0].copy(move_3, states[1]))
 
     def _launching(self, priority: int) -> tuple[Launcher, CopyLane]:
         return Launcher(self._device, priority=priority), CopyLane(self._device, priority)

@@ -6,6 +6,7 @@ A launch costs the host about 10 us and a frame of a large model has some 600 of
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -15,8 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _T = TypeVar("_T")
-#: Copies on their way at a time; one more waits for the oldest.
-_HOST_COPIES = 4
 
 
 class Launcher:
@@ -105,25 +104,27 @@ class StaticInput:
     def __init__(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> None:
         self.tensor = torch.zeros(*shape, dtype=dtype, device=device)
         self._is_pinned = device.type == "cuda"
-        self._hosts = [
-            torch.zeros(*shape, dtype=dtype, pin_memory=self._is_pinned)
-            for _ in range(_HOST_COPIES if self._is_pinned else 1)
-        ]
-        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
-        self._next = 0
+        #: Pinned memory and when it has been read, the oldest first: as much as was ever on its way at a time.
+        self._hosts: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def put(self, values: NDArray[np.integer[Any]]) -> None:
-        """Send `values`, of the whole shape; nothing waits for the device but for a copy that is four puts old."""
-        place, self._next = self._next, (self._next + 1) % len(self._hosts)
-        host, copied = self._hosts[place], self._copied[place]
-        if copied is not None:
-            copied.synchronize()
+        """Send `values`, of the whole shape; nothing waits for the device."""
+        if values.shape != self.tensor.shape:
+            raise ValueError(f"values have shape {values.shape}, not {tuple(self.tensor.shape)}")
+        if not self._is_pinned:
+            self.tensor.copy_(torch.from_numpy(values))
+            return
+        host, copied = self._free()
         host.numpy()[...] = values
         self.tensor.copy_(host, non_blocking=True)
-        if self._is_pinned:
-            event = copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._copied[place] = event
+        copied.record()
+        self._hosts.append((host, copied))
+
+    def _free(self) -> tuple[Tensor, torch.cuda.Event]:
+        if self._hosts and self._hosts[0][1].query():  # type: ignore[no-untyped-call]
+            return self._hosts.popleft()
+        host = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, pin_memory=True)
+        return host, torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.engine.transfer import to_device
+from hocket.engine.transfer import bits_of, floats_of
 from hocket.models.resolved_sampling import ResolvedSampling
 from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch
 
@@ -15,11 +15,14 @@ from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch
 ROW_BYTES = 6 * torch.float32.itemsize + 4 * torch.int64.itemsize
 
 
+#: Numbers that `SamplingRows.write` takes.
+ROW_NUMBERS = 10
+
+
 class SamplingRows:
     """One entry for each of `rows` rows, in two tensors, so that a batch takes two gathers."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self._device = device
         #: Temperature, top_p, repetition penalty, stop temperature; the predictor's temperature and top_p.
         self._floats_6R = torch.ones(6, rows, device=device)
         #: Seed, top_k, least frames; the predictor's top_k.
@@ -29,18 +32,22 @@ class SamplingRows:
         #: The newest batch and its rows: the set of running rows seldom changes from one frame to the next.
         self._newest: tuple[tuple[int, ...], SamplingBatch] | None = None
 
-    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int) -> None:
-        """Overwrite `row`."""
+    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int) -> NDArray[np.int64]:
+        """What `write` must put on `row` [ROW_NUMBERS]; the host notes at once what it needs to know."""
         others = sampling.predictor or sampling
         floats = [
             *(sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.stop_temperature),
             *(others.temperature, others.top_p),
         ]
-        integers = [seed, sampling.top_k, min_frames, others.top_k]
-        self._floats_6R[:, row].copy_(to_device(np.array(floats, np.float32), self._device))
-        self._integers_4R[:, row].copy_(to_device(np.array(integers, np.int64), self._device))
         self._has_penalty_R[row] = sampling.repetition_penalty != 1
         self._newest = None
+        return np.concatenate([bits_of(floats), [seed, sampling.top_k, min_frames, others.top_k]])
+
+    def write(self, row_1: Tensor, numbers: Tensor) -> None:
+        """Overwrite row `row_1` (int64 [1]) with what `start` gave."""
+        floats_6, integers_4 = numbers[:6], numbers[6:]
+        self._floats_6R.index_copy_(1, row_1, floats_of(floats_6).float()[:, None])
+        self._integers_4R.index_copy_(1, row_1, integers_4[:, None])
 
     def any_penalty(self, rows: NDArray[np.int64]) -> bool:
         """Whether a repetition penalty applies to any of `rows`."""

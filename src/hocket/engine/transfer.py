@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 
-def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy of `values` on the device, on its way; through pinned memory, since a pageable copy waits."""
-    host = torch.from_numpy(values)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+def bits_of(floats: ArrayLike) -> NDArray[np.int64]:
+    """Floats as float64 under the name of integers, to travel among integers in one piece; `floats_of` reads them."""
+    return np.asarray(floats, np.float64).view(np.int64)
+
+
+def floats_of(bits: Tensor) -> Tensor:
+    """float64 [..] of `bits_of`."""
+    return bits.view(torch.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,21 @@ def ring_attention(
     return out_MHK.view(*qkv.shape[:-1], heads * size)
 
 
+def copy_rings(
+    rings_2LRCHK: Tensor, move_3: Tensor, target_2LRCHK: Tensor, context: int, tokens_per_frame: int
+) -> None:
+    """The last `context` positions of one row's stream, or as many as it has, to a row of `target_2LRCHK`.
+
+    Keys and values of L layers; position p is in slot p mod C, and C may be another in the two. `move_3` is int64: the
+    row, the target's row, and how many frames the stream has seen.
+    """
+    row, target_row, frames = move_3.tolist()
+    end = frames * tokens_per_frame
+    positions = torch.arange(max(0, end - context), end, device=rings_2LRCHK.device)
+    seen = rings_2LRCHK[:, :, row, positions % rings_2LRCHK.shape[3]]
+    target_2LRCHK[:, :, target_row, positions % target_2LRCHK.shape[3]] = seen
+
+
 def _streams_of(chunks: Chunks) -> Iterator[tuple[int, int, slice]]:
     """Ring, position of the first new token, and place of the new tokens in the pack, of each stream that has some."""
     numbers_4S = (chunks.rows_S, chunks.starts_S, chunks.counts_S, chunks.firsts_S)

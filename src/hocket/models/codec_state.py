@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
+from hocket.kernels import ops
 from hocket.kernels.chunks import Chunks
 
 Direction = Literal["encoder", "decoder"]
@@ -152,7 +153,7 @@ class StageRings:
     context: int
     tokens_per_frame: int
     capacity: int
-    #: [2, layers, rows, capacity, kv_heads, head_dim]: keys and values, in one piece so that a row is copied in one go.
+    #: [2, layers, rows, capacity, kv_heads, head_dim]: keys and values.
     storage: Tensor
     #: Views of it.
     layers: tuple[RingKV, ...]
@@ -167,15 +168,9 @@ class StageRings:
         layers = tuple(RingKV(keys, values) for keys, values in zip(*storage, strict=True))
         return cls(spec.context_tokens, spec.tokens_per_frame, capacity, storage, layers)
 
-    def copy(self, row: int, target: StageRings, target_row: int, end: int) -> None:
-        """Copies what a token at position `end` can see of the stream on `row`, in runs that no ring has a seam in."""
-        position = max(0, end - self.context)
-        while position < end:
-            here, there = position % self.capacity, position % target.capacity
-            count = min(end - position, self.capacity - here, target.capacity - there)
-            run = self.storage[:, :, row, here : here + count]
-            target.storage[:, :, target_row, there : there + count].copy_(run)
-            position += count
+    def copy(self, move_3: Tensor, target: StageRings) -> None:
+        """As `CodecState.copy`."""
+        ops.copy_rings(self.storage, move_3, target.storage, self.context, self.tokens_per_frame)
 
     def window(self, rows_B: Tensor, offsets_B: Tensor, frames: int) -> RingWindow:
         """What the next `frames` frames of the rows need, after `offsets_B` frames."""
@@ -242,16 +237,19 @@ class CodecState:
         """Starts new streams on these rows. Old keys and tails stay in memory and are never read."""
         self.offsets.index_fill_(0, rows_B, 0)
 
-    def copy(self, row: int, target: CodecState, target_row: int, frames: int) -> None:
-        """Makes the stream on `target_row` of `target` go on where the one on `row` is, which has seen `frames` frames.
+    def copy(self, move_3: Tensor, target: CodecState) -> None:
+        """Makes a stream on a row of `target` go on where one of these is.
 
-        The two may have rings of different sizes: what a next chunk can look back over is copied, position by position.
+        `move_3` is int64: the row, the target's row, and how many frames the stream has seen. The two may have rings of
+        different sizes: what a next chunk can look back over is copied, position by position.
         """
+        row_1, target_row_1, frames_1 = (move_3[i : i + 1] for i in range(3))
         for mine, theirs in zip(self.stages, target.stages, strict=True):
             if mine is not None and theirs is not None:
-                mine.copy(row, theirs, target_row, frames * mine.tokens_per_frame)
-        target.tails[target_row].copy_(self.tails[row])
-        target.offsets[target_row].fill_(frames)
+                mine.copy(move_3, theirs)
+        if self.tails.shape[1]:
+            target.tails.index_copy_(0, target_row_1, self.tails.index_select(0, row_1))
+        target.offsets.index_copy_(0, target_row_1, frames_1)
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:
         """Counts `frames` valid frames ([B] or one number) on distinct rows.

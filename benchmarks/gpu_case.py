@@ -1,0 +1,53 @@
+"""What a case of `gpu_kernels.py` is, and what cases are made of.
+
+Bytes count every input and every output once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpu_tools import floor_us
+from torch import Tensor
+
+from hocket.kernels.scaled import Scaled
+
+BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement: `prepare` makes new inputs, and a call on them."""
+
+    name: str
+    nbytes: float
+    prepare: Callable[[], Callable[[], object]]
+    flops: float = 0.0
+    dtype: torch.dtype = BF16
+
+    @property
+    def floor_us(self) -> float:
+        return floor_us(self.nbytes, self.flops, self.dtype)
+
+
+def randn(*shape: int, on: torch.device, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(shape, device=on, dtype=dtype)
+
+
+def product(*shape: int, on: torch.device) -> Scaled:
+    """Of 8 bits, without a bias."""
+    rows, columns = torch.rand(*shape[:-1], 1, device=on), torch.rand(shape[-1], device=on)
+    return Scaled(randn(*shape, on=on), rows, columns, None)
+
+
+def kernel(twin: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel that stands for `twin` on a GPU and in Triton's interpreter; elsewhere `twin` itself."""
+    if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
+        return twin
+    from hocket.kernels.compiled import KERNELS
+
+    return KERNELS[twin]
