@@ -82,8 +82,12 @@ class DoneAt:
     def synchronize(self) -> None: ...
 
 
+def done_at(at: float) -> torch.cuda.Event:
+    return cast("torch.cuda.Event", DoneAt(at))
+
+
 def on_its_way(at: float) -> HostCopy:
-    return HostCopy(torch.zeros(0), cast("torch.cuda.Event", DoneAt(at)))
+    return HostCopy(torch.zeros(0), done_at(at))
 
 
 class WaitingTalker:
@@ -148,20 +152,21 @@ class WaitingCodec:
 
     def copy(self, source: Place, target: Place, frames: int) -> None: ...
 
-    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
-        return self._decode(slots, pieces)
+    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event:
+        return done_at(self._decode(slots, pieces))
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
-        samples = self._decode([item.request.row for item in batch.items], pieces)
+        samples = on_its_way(self._decode([item.request.row for item in batch.items], pieces))
         return SamplesInFlight(batch, samples, samples)
 
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:
         return [self._chunks[item.count] for item in flight.batch.items]
 
-    def _decode(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> HostCopy:
+    def _decode(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> float:
+        """When it is done."""
         frames = sum(map(len, pieces))
         packed_batch(rows, pieces, frames, len(rows), self._rows)
-        return on_its_way(self._lane.run(self._call_seconds + frames * self._frame_seconds))
+        return self._lane.run(self._call_seconds + frames * self._frame_seconds)
 
 
 def new_engine(rows: int, talker: MossLocalConfig, arguments: argparse.Namespace) -> Engine:

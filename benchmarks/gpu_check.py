@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--model", default="moss-tts-local-v1.5", help="dimensions, as for hocket bench engine")
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
     parser.add_argument("--rows", type=int, default=128, help="of the full batch, and clients of the benchmark")
-    parser.add_argument("--requests", type=int, default=256, help="of the benchmark")
+    parser.add_argument("--requests", type=int, default=640, help="of the benchmark")
     parser.add_argument("--profile", default="throughput", help="of the benchmark")
     parser.add_argument("--quantize", choices=["fp8"], help="for `full` and `bench`")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], help="for `full` and `bench`")

@@ -111,8 +111,22 @@ class Gpus:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     noted = Gpus()
     monkeypatch.setattr(torch.cuda, "device", noted.enter)
-    monkeypatch.setattr(torch.cuda, "stream", noted.enter)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    class Stream(str):
+        __slots__ = ("entered",)
+
+        def __new__(cls, device: torch.device, priority: int) -> Stream:
+            return super().__new__(cls, f"stream of {device}")
+
+        def __enter__(self) -> None:
+            self.entered = noted.enter(self)
+            self.entered.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self.entered.__exit__(None, None, None)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: noted.note("wait", device))
     return noted
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tiny_engine import STRICT, Listener, engine, patient_talker
 
@@ -13,7 +14,6 @@ from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
 from hocket.engine.codec_runner import CodecRunner
 from hocket.engine.primed_streams import PrimedStreams, digest
-from hocket.engine.transfer import HostCopy
 
 VOICES = [np.random.default_rng(i).integers(0, 16, (18 + i, 12)) for i in range(3)]
 
@@ -34,7 +34,7 @@ def hear(config: EngineConfig) -> tuple[Listener, list[bytes], int]:
     primed = 0
     hear = runner.hear
 
-    def counting(slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
+    def counting(slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
         nonlocal primed
         primed += sum(map(len, pieces))
         return hear(slots, pieces, frames)

@@ -19,7 +19,7 @@ from hocket.audio import to_int16
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import Samples, Sampling, SpeechRequest
 from hocket.engine.codec_places import Place
-from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
+from hocket.engine.graphs import Launcher, batch_sizes
 
 CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=5, min_batch=1, max_wait_ms=0.0)
 CONFIG = EAGER.model_copy(update={"rows": 5, "chunks": CHUNKS, "kept_streams": 2, "max_context_rows": 256})
@@ -189,7 +189,7 @@ def test_sizes_of_batches() -> None:
 
 
 def test_an_input_stays_where_it_is() -> None:
-    place = StaticInput((2, 3), torch.device("cpu"))
+    place = Launcher(torch.device("cpu")).static_input((2, 3))
     tensor = place.tensor
     for value in (1, 2, 3):
         place.put(np.full((2, 3), value))

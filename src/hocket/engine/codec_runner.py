@@ -187,20 +187,18 @@ class CodecRunner:
                 self._settled[target.number] = mark
         return mark
 
-    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> HostCopy:
+    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
         """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`.
 
-        The result tells when it has been done.
+        Returns what tells when it has been done; None: it has.
         """
         lane = self._hearing
         with lane.launcher.active():
             if self.packs:
-                _, power = self._decode_packed(lane, slots, pieces)
+                self._decode_packed(lane, slots, pieces)
             else:
-                _, power = self._decode(lane, slots, pieces, frames)
-            heard = lane.copies.start(power)
-            lane.copies.settle()
-        return heard
+                self._decode(lane, slots, pieces, frames)
+            return lane.launcher.mark()
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
         """Decode the chunks of `batch`, each with its codes [count, N] in `pieces`."""
@@ -217,7 +215,7 @@ class CodecRunner:
             else:
                 samples_BCS, power_BF = self._decode(lane, rows, pieces, batch.chunk_frames)
                 results = samples_BCS[: len(rows)], power_BF[: len(rows)]
-            samples, power = (lane.copies.start(result) for result in results)
+            samples, power = lane.copies.start(*results)
             lane.copies.settle()
         return SamplesInFlight(batch, samples, power)
 

@@ -42,12 +42,14 @@ class Launcher:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Operations in the block go to this stream, in inference mode, and its GPU is the current one."""
+        """Operations in the block go to this stream, in inference mode, and its GPU is the current one. Not nested."""
         with torch.inference_mode(), contextlib.ExitStack() as stack:
             if self.stream is not None:
-                # The GPU first: a stream alone would, at its end, set up the one that was current before.
-                stack.enter_context(torch.cuda.device(self.device))
-                stack.enter_context(torch.cuda.stream(self.stream))
+                if torch.cuda.current_device() != self.device.index:
+                    # The GPU first: a stream alone would, at its end, set up the one that was current before.
+                    stack.enter_context(torch.cuda.device(self.device))
+                # The stream itself: `torch.cuda.stream` takes 20 us of Python.
+                stack.enter_context(self.stream)
             yield
 
     def mark(self) -> torch.cuda.Event | None:
@@ -65,9 +67,13 @@ class Launcher:
             return torch.from_numpy(values)
         key = (name, values.shape)
         if key not in self._inputs:
-            self._inputs[key] = StaticInput(values.shape, self.device)
+            self._inputs[key] = self.static_input(values.shape)
         self._inputs[key].put(values)
         return self._inputs[key].tensor
+
+    def static_input(self, shape: Sequence[int], dtype: torch.dtype = torch.int64) -> StaticInput:
+        """A place for values that this launcher's programs read."""
+        return StaticInput(shape, self.device, dtype, self.stream)
 
     def run(self, key: Hashable, program: Callable[[], _T]) -> _T:
         """The result of `program`, which is the same whenever `key` is. Call it in `active`."""
@@ -101,30 +107,33 @@ class Launcher:
 class StaticInput:
     """Integers that go to the same place on the device before every launch that reads them."""
 
-    def __init__(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> None:
+    def __init__(
+        self, shape: Sequence[int], device: torch.device, dtype: torch.dtype, stream: torch.cuda.Stream | None
+    ) -> None:
+        """On a GPU `put` is called while `stream` is the current one."""
         self.tensor = torch.zeros(*shape, dtype=dtype, device=device)
-        self._is_pinned = device.type == "cuda"
+        self._stream = stream
         #: Pinned memory and when it has been read, the oldest first: as much as was ever on its way at a time.
-        self._hosts: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._hosts: deque[tuple[Tensor, NDArray[Any], torch.cuda.Event]] = deque()
 
     def put(self, values: NDArray[np.integer[Any]]) -> None:
         """Send `values`, of the whole shape; nothing waits for the device."""
         if values.shape != self.tensor.shape:
             raise ValueError(f"values have shape {values.shape}, not {tuple(self.tensor.shape)}")
-        if not self._is_pinned:
+        if self._stream is None:
             self.tensor.copy_(torch.from_numpy(values))
             return
-        host, copied = self._free()
-        host.numpy()[...] = values
+        host, host_values, copied = self._free()
+        host_values[...] = values
         self.tensor.copy_(host, non_blocking=True)
-        copied.record()
-        self._hosts.append((host, copied))
+        copied.record(self._stream)
+        self._hosts.append((host, host_values, copied))
 
-    def _free(self) -> tuple[Tensor, torch.cuda.Event]:
-        if self._hosts and self._hosts[0][1].query():  # type: ignore[no-untyped-call]
+    def _free(self) -> tuple[Tensor, NDArray[Any], torch.cuda.Event]:
+        if self._hosts and self._hosts[0][-1].query():  # type: ignore[no-untyped-call]
             return self._hosts.popleft()
         host = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, pin_memory=True)
-        return host, torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return host, host.numpy(), torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -12,7 +12,6 @@ from hocket.engine.loading import ChunkRunner
 from hocket.engine.primed_streams import PrimedStreams, digest
 from hocket.engine.scheduler import Scheduler
 from hocket.engine.statistics import Meter
-from hocket.engine.transfer import HostCopy
 
 
 class Hearing:
@@ -27,8 +26,8 @@ class Hearing:
         self._waiting: list[tuple[bytes, Job]] = []
         #: By slot.
         self._heard_by: dict[int, tuple[bytes, Job]] = {}
-        #: The newest piece, until it is done: more at a time would only stand in the way of chunks that are due.
-        self._newest: HostCopy | None = None
+        #: When the newest piece is done: more at a time would only stand in the way of chunks that are due.
+        self._newest: torch.cuda.Event | None = None
         #: Whose stream is on its way to their row, and when it is there. None of their chunks is launched before: those
         #: that go with it would wait, too.
         self._handed: list[tuple[torch.cuda.Event | None, Job]] = []
@@ -45,7 +44,7 @@ class Hearing:
 
     @property
     def _may_hear(self) -> bool:
-        return bool(self._waiting or self._heard_by) and (self._newest is None or self._newest.done)
+        return bool(self._waiting or self._heard_by) and _is_past(self._newest)
 
     def start(self, job: Job) -> None:
         """A request that continues a recording has got a row."""

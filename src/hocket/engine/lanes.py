@@ -156,9 +156,11 @@ class CodecLane:
 
     def start(self, job: Job, row: int) -> None:
         """A new stream on `row`."""
-        self._runner.start(Place("row", row))
         if job.needs_priming:
+            # Its row is written when the recording has been heard.
             self._hearing.start(job)
+        else:
+            self._runner.start(Place("row", row))
 
     def launch(self) -> None:
         """Launch the chunks that are due, and a piece of the recordings that are to be heard."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hocket.core import PromptRows
 from hocket.engine.batches import Piece, cut, frame_batch, piece_batch
-from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
+from hocket.engine.graphs import Launcher, batch_sizes
 from hocket.engine.memory import SCRATCH_PAGE
 from hocket.engine.request import FrameBatch, PrefillItem
 from hocket.engine.sampling_rows import ROW_NUMBERS, SamplingRows
@@ -100,7 +100,7 @@ class TalkerRunner:
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
         self._true = torch.ones((), dtype=torch.bool, device=self._device)
         #: Of all rows, the scratch row's last.
-        self._table = StaticInput((rows + 1, -(-max_frames // page_rows)), self._device, torch.int32)
+        self._table = self._launcher.static_input((rows + 1, -(-max_frames // page_rows)), torch.int32)
         self._host_table = np.full(self._table.tensor.shape, SCRATCH_PAGE, np.int32)
         kind = self._device.type
         if strict:
@@ -278,7 +278,7 @@ class TalkerRunner:
                 if not self._launcher.records:
                     host_rows = (*rows.tolist(), *[self._scratch_row] * (places.shape[1] - count))
                 drawn = self._draw(places, self._sampling.any_penalty(rows), host_rows)
-                results.append(self._copies.start(drawn[:count]))
+                results += self._copies.start(drawn[:count])
                 if pieces:
                     size = next(size for size in self._joined_sizes[0] if size >= count)
                     self._advance_joined(self._put_frames(part, size), pieces[apart:])

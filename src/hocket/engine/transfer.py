@@ -50,17 +50,18 @@ class CopyLane:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
-    def start(self, tensor: Tensor) -> HostCopy:
+    def start(self, *tensors: Tensor) -> list[HostCopy]:
         """Begin to copy what has been launched on the current stream by now, into pinned memory."""
         if self._stream is None:
-            return HostCopy(tensor, None)
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            return [HostCopy(tensor, None) for tensor in tensors]
+        hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(self._stream):
-            host.copy_(tensor, non_blocking=True)
-            ready.record()
-        return HostCopy(host, ready)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with self._stream:
+            for host, tensor in zip(hosts, tensors, strict=True):
+                host.copy_(tensor, non_blocking=True)
+        ready.record(self._stream)
+        return [HostCopy(host, ready) for host in hosts]
 
     def settle(self) -> None:
         """What is launched from now on may overwrite what is being copied."""
