@@ -306,7 +306,7 @@ class Engine:
         if not scheduled.wants_audio or item.start >= scheduled.frames:
             return
         job = self._jobs[scheduled.id]
-        if not np.isfinite(chunk.power_F).all():
+        if not np.isfinite(chunk.power_F.sum()):
             job.error = not_finite()
             self._scheduler.finish(scheduled, "error", self._clock())
             return
@@ -375,7 +375,7 @@ class Engine:
 
     def _codes(self, job: Job, first: int, count: int) -> NDArray[np.int64]:
         """Frames of a request, int64 [count, N]; until its row is given to another."""
-        return self._talker.codes(0 if job.row is None else job.row, first, count)  # without a row: no frames
+        return self._talker.codes(0 if job.row is None else job.row, first, count).copy()  # without a row: no frames
 
     def _stop(self, error: BaseException) -> None:
         """End everything: the engine's state is not to be trusted any more."""

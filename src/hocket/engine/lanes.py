@@ -36,7 +36,7 @@ class TalkerLane:
         rows, policy = parts.config.rows, parts.config.runaway
         self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.audio.frame_seconds))
         #: Codes of every row's frames, as they were read back.
-        self._codes_RFN = np.empty((rows, parts.context_rows, parts.n_vq), np.int32)
+        self._codes_RFN = np.empty((rows, parts.context_rows, parts.n_vq), np.int64)
 
     def start(self, job: Job, row: int) -> None:
         """A new request on `row`."""
@@ -108,8 +108,8 @@ class TalkerLane:
         return True
 
     def codes(self, row: int, first: int, count: int) -> NDArray[np.int64]:
-        """Frames that were read back, int64 [count, N]; a row's stay until another request starts on it."""
-        return self._codes_RFN[row, first : first + count].astype(np.int64)
+        """A view of frames that were read back, int64 [count, N]; a row's stay until another request starts on it."""
+        return self._codes_RFN[row, first : first + count]
 
     def _note(self, batch: FrameBatch, stopped: list[bool], codes_BN: NDArray[np.int64]) -> None:
         # A frame in flight at a cancel counts for nothing: `collect_frames` and `finish` leave those alone that have

@@ -114,6 +114,9 @@ class SilenceDetector:
 
     def heard(self, power_F: NDArray[np.float32]) -> int | None:
         """Take the next frames' mean power; after how many of them the silence is too long, None while it is not."""
+        if power_F.min() >= self._power:  # as nearly always
+            self._silent_frames = 0
+            return None
         for frame, is_loud in enumerate((power_F >= self._power).tolist()):
             self._silent_frames = 0 if is_loud else self._silent_frames + 1
             if self._silent_frames >= self._limit_frames:
