@@ -120,6 +120,8 @@ def load_parts(
 ) -> EngineParts:
     """Load the checkpoints that `Engine.load` names. Raises ConfigError, CheckpointError."""
     on, precision = parse_device(device), parse_dtype(dtype)
+    # Before minutes of loading.
+    _check_fp8(config, on, codec_device(config, on))
     folder = builtin_model() if model is None else resolve_checkpoint(model)
     talker = load_talker(folder, device=on, dtype=precision)
     loaded_codec = None
@@ -179,15 +181,19 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     )
 
 
+def _check_fp8(config: EngineConfig, talker_device: torch.device, codec_device: torch.device) -> None:
+    if config.kv_dtype == "fp8":
+        check_fp8_device(talker_device, "kv_dtype")
+    if config.quantize == "fp8":
+        check_fp8_device(talker_device)
+        check_fp8_device(codec_device)
+
+
 def _settle(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> int:
     """Bring the weights into the form that they are run in; returns their bytes. Raises ConfigError."""
     device = next(model.talker.parameters()).device
-    if config.kv_dtype == "fp8":
-        check_fp8_device(device, "kv_dtype")
+    _check_fp8(config, device, device if codec is None else next(codec.parameters()).device)
     if config.quantize == "fp8":
-        check_fp8_device(device)
-        if codec is not None:
-            check_fp8_device(next(codec.parameters()).device)
         quantize_models(model.talker, codec)
         # K/V gets the room that the old weights took.
         torch.cuda.empty_cache()

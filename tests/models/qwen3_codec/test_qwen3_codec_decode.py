@@ -43,6 +43,15 @@ def test_the_official_waveform() -> None:
     assert_waves_equal(golden_codec().decode_whole(CODES_TN)[0], WAVE_S)
 
 
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_samples_that_are_not_finite_do_not_become_loud_ones(value: float) -> None:
+    codec = load(FOLDER)
+    bias = next(value for name, value in codec.decoder.sample_conv.named_parameters() if name.endswith("bias"))
+    with torch.no_grad():
+        bias.fill_(value)
+    assert whole_wave(codec, CODES_TN).isnan().all()
+
+
 def test_every_stage_of_the_official_decoder() -> None:
     """The largest error of each, relative to its rms; every Snake blows rounding up some four times.
 

@@ -155,4 +155,6 @@ class CodecDecoder(nn.Module):
         bent_MC = self.wave_conv.bent(x_MC, tails, snakes[0])
         for block, snake in zip(self.blocks, snakes[1:], strict=True):
             bent_MC = block(bent_MC, tails, snake)
-        return self.sample_conv(bent_MC, tails)[:, 0].float().clamp(-1.0, 1.0)
+        samples = self.sample_conv(bent_MC, tails)[:, 0].float()
+        # An infinite sample becomes NaN, which ends the request with an error, and not 1.
+        return samples.clamp(-1.0, 1.0) + (samples - samples)
