@@ -170,9 +170,7 @@ class EngineClient:
             self._reading -= 1
         self._serving()  # it may have changed meanwhile
         if request_id in self._streams:
-            raise InvalidRequestError(
-                f"a request {request_id!r} is open already; choose another id", param="request_id"
-            )
+            raise InvalidRequestError(f"a request {request_id!r} is open already; use another id", param="request_id")
         message = submit_message(request_id, request, references, priority=priority, streaming=streaming)
         return self._open(request_id, message)
 

@@ -339,7 +339,7 @@ class Engine:
         if request_id is None:
             request_id = next(name for name in self._names if name not in self._jobs)
         if request_id in self._jobs:
-            raise InvalidRequestError(f"a request {request_id!r} is open; choose another id", param="request_id")
+            raise InvalidRequestError(f"a request {request_id!r} is open already; use another id", param="request_id")
         job = Job(
             id=request_id,
             request=request,
