@@ -228,7 +228,8 @@ def test_a_spelling_is_final_and_stays_in_its_folder(name: str) -> None:
     except InvalidRequestError:
         return
     assert voice_name(spelt) == spelt
-    assert voice_name(name.upper().lower()) == voice_name(name.lower())
+    if name.upper().casefold() == name.casefold():  # not the dotless i, whose capital is that of the dotted one
+        assert voice_name(name.upper()) == spelt
     assert (Path("/voices") / f"{spelt}.voice").parent == Path("/voices")
     assert not spelt.startswith(".")
     assert os.sep not in spelt
@@ -445,7 +446,7 @@ def test_uploads_at_the_same_moment_leave_one_whole_voice(store: VoiceStore, tmp
             seen.add(int(codes[0, 0]))
 
     def write(value: int) -> None:
-        for _ in range(20):
+        for _ in range(6):
             store.save(VoiceDraft("anna", "", str(value), checked.recording), np.full((50, 3), value), codec="tiny")
 
     write(1)
