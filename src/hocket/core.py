@@ -7,6 +7,7 @@ V entries of a codebook, D channels of a hidden vector, H heads, C audio channel
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,11 @@ Samples = NDArray[np.float32 | np.int16]
 
 #: Seeds are 63-bit so that they fit every JSON reader's and database's signed 64-bit integer.
 MAX_SEED = 2**63 - 1
+
+
+def drawn_seed() -> int:
+    """A seed for who gives none. It fits a double, so that JavaScript can send it back."""
+    return secrets.randbelow(2**53)
 
 
 #: Characters of a text: far more than any context holds; a bound, because megabytes take seconds to become tokens.

@@ -73,8 +73,20 @@ def test_the_codec_goes_where_it_is_told(
 )
 def test_places_that_there_are_not(device: str, codec_device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        loading.codec_device(EngineConfig(codec_device=codec_device), torch.device(device))
+        loading.engine_devices(device, EngineConfig(codec_device=codec_device))
     assert caught.value.param == "codec_device"
+    # A codec that is not loaded has no place.
+    places = loading.engine_devices(device, EngineConfig(codec_device=codec_device), has_codec=False)
+    assert places == (torch.device(device),) * 2
+
+
+@pytest.mark.parametrize("param", ["quantize", "kv_dtype"])
+def test_fp8_is_refused_before_anything_is_loaded(param: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig.model_validate({param: "fp8"})
+    monkeypatch.setattr(loading, "load_talker", mock.Mock(side_effect=AssertionError("loaded")))
+    with pytest.raises(ConfigError, match=f"{param} is fp8, which cpu cannot compute") as caught:
+        loading.load_parts(None, None, device="cpu", dtype="float32", config=config)
+    assert caught.value.param == param
 
 
 def test_random_models_go_there_too(golden: Path) -> None:

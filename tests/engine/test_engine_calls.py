@@ -193,3 +193,10 @@ def test_continuation_goes_on_where_its_recording_ends() -> None:
     assert np.allclose(heard.all_samples, both[:, 40 * 24 :], atol=1e-5)
     alone = codec().decode_whole(torch.from_numpy(heard.all_codes)).numpy()
     assert not np.allclose(heard.all_samples, alone, atol=1e-3)
+
+
+def test_drawn_seeds_fit_a_double() -> None:
+    speaking = engine(CONFIG, endless_talker())
+    speeches = speaking.generate_many([SpeechRequest(text="So.", max_frames=1)] * 4)
+    assert len({speech.seed for speech in speeches}) == 4
+    assert all(speech.seed < 2**53 for speech in speeches)

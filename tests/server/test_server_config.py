@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_every_setting_is_printed() -> None:
     assert Profile().served_name == "hocket-mini"
 
 
-def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:
+def test_what_keeps_a_server_from_starting(tmp_path: Path, golden: Path) -> None:
     home = str(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -164,15 +165,23 @@ def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:
     assert missing.code == 2
     assert "nothing" in missing.error
     assert "mean engine.rows" in run_process("serve", "--set", "engine.row=1").error
-    # Only the worker knows what is wrong here; its words come through.
-    late = run_process("serve", "--port", "0", "--set", "device=abacus", HOCKET_HOME=home)
+    # Only the worker finds out what is wrong here; its words come through.
+    model = shutil.copytree(golden / "local_tiny", tmp_path / "cut")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    late = run_process("serve", str(model), "--set", f"codec={golden / 'codec2_tiny'}", "--port", "0", HOCKET_HOME=home)
     assert late.code == 2
-    assert "device is 'abacus'" in late.err.splitlines()[-1]
+    assert weights.name in late.err.splitlines()[-1]
     assert "memory " in late.out
-    # What does not fit is refused before anything is loaded.
-    budget = run_process("serve", "--port", "0", "--set", "engine.memory_bytes=1000", HOCKET_HOME=home)
-    assert (budget.code, budget.out) == (2, "")
-    assert "memory_bytes is 1,000" in budget.error
+    # What does not fit, or is not there, is refused before anything is loaded.
+    for setting, message in (
+        ("engine.memory_bytes=1000", "memory_bytes is 1,000"),
+        ("device=abacus", "device is 'abacus'; use cpu"),
+        ("engine.quantize=fp8", "quantize is fp8, which cpu cannot compute"),
+    ):
+        early = run_process("serve", "--port", "0", "--set", setting, HOCKET_HOME=home)
+        assert (early.code, early.out) == (2, "")
+        assert message in early.error
 
 
 def test_the_memory_plan_is_that_of_info() -> None:

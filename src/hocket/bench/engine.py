@@ -19,7 +19,7 @@ from hocket.bench.workload import Spoken, read_workload
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk
 from hocket.engine.engine import Engine
-from hocket.engine.loading import assemble, codec_device, parse_device, parse_dtype
+from hocket.engine.loading import assemble, engine_devices, parse_dtype
 from hocket.engine.statistics import EngineStats
 from hocket.errors import ConfigError
 from hocket.progress import progress_bar
@@ -66,8 +66,9 @@ class Spoke:
 
 def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
     """The figures of one run. Raises ConfigError, CheckpointError; EngineStoppedError when the engine fails."""
-    device, dtype = parse_device(wishes.device), parse_dtype(wishes.dtype)
-    devices = {"device": device, "codec_device": codec_device(wishes.config, device)}
+    dtype = parse_dtype(wishes.dtype)
+    device, codec_device = engine_devices(wishes.device, wishes.config)
+    devices = {"device": device, "codec_device": codec_device}
     began = time.perf_counter()
     if wishes.random_weights:
         talker, codec = random_models(wishes.model, wishes.codec, **devices, dtype=dtype, seed=wishes.seed)

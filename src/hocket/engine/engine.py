@@ -306,7 +306,7 @@ class Engine:
         if not scheduled.wants_audio or item.start >= scheduled.frames:
             return
         job = self._jobs[scheduled.id]
-        if not np.isfinite(chunk.power_F.sum()):
+        if not np.isfinite(chunk.power_F).all():
             job.error = not_finite()
             self._scheduler.finish(scheduled, "error", self._clock())
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core import (
-    MAX_SEED,
     AudioChunk,
     FinishReason,
     PromptRows,
@@ -19,6 +17,7 @@ from hocket.core import (
     Speech,
     SpeechRequest,
     Timings,
+    drawn_seed,
 )
 from hocket.engine.references import Key
 from hocket.engine.request import Request
@@ -29,7 +28,7 @@ from hocket.models.resolved_sampling import ResolvedSampling
 
 def resolve_seed(request: SpeechRequest) -> int:
     """The request's seed, or a fresh one."""
-    return secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed
+    return drawn_seed() if request.seed is None else request.seed
 
 
 @dataclass(slots=True, eq=False)

@@ -119,14 +119,13 @@ def load_parts(
     model: str | Path | None, codec: str | Path | None, *, device: str, dtype: str, config: EngineConfig
 ) -> EngineParts:
     """Load the checkpoints that `Engine.load` names. Raises ConfigError, CheckpointError."""
-    on, precision = parse_device(device), parse_dtype(dtype)
-    # Before minutes of loading.
-    _check_fp8(config, on, codec_device(config, on))
+    has_codec, precision = codec != "none", parse_dtype(dtype)
+    on, codec_on = engine_devices(device, config, has_codec=has_codec)
     folder = builtin_model() if model is None else resolve_checkpoint(model)
     talker = load_talker(folder, device=on, dtype=precision)
     loaded_codec = None
-    if codec != "none":
-        loaded_codec = load_codec(codec_folder(folder, codec), device=codec_device(config, on), dtype=precision)
+    if has_codec:
+        loaded_codec = load_codec(codec_folder(folder, codec), device=codec_on, dtype=precision)
     return assemble(talker, loaded_codec, config)
 
 
@@ -291,8 +290,15 @@ def parse_device(name: str, param: str = "device") -> torch.device:
     return device
 
 
-def codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
-    """Where the codec of a talker on the device `talker` goes. Raises ConfigError."""
+def engine_devices(name: str, config: EngineConfig, *, has_codec: bool = True) -> tuple[torch.device, torch.device]:
+    """Where talker and codec go. Raises ConfigError where one is not there, or cannot do what `config` asks for."""
+    talker = parse_device(name)
+    codec = _codec_device(config, talker) if has_codec else talker
+    _check_fp8(config, talker, codec)
+    return talker, codec
+
+
+def _codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
     if config.codec_device is None:
         return talker
     device = parse_device(config.codec_device, "codec_device")

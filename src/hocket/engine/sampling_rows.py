@@ -41,7 +41,8 @@ class SamplingRows:
         ]
         self._has_penalty_R[row] = sampling.repetition_penalty != 1
         self._newest = None
-        return np.concatenate([bits_of(floats), [seed, sampling.top_k, min_frames, others.top_k]])
+        integers = np.array([seed, sampling.top_k, min_frames, others.top_k], np.int64)
+        return np.concatenate([bits_of(floats), integers])
 
     def write(self, row_1: Tensor, numbers: Tensor) -> None:
         """Overwrite row `row_1` (int64 [1]) with what `start` gave."""

@@ -17,7 +17,7 @@ import uvloop
 from fastapi import FastAPI
 
 from hocket import __version__
-from hocket.engine.loading import parse_dtype
+from hocket.engine.loading import engine_devices, parse_device, parse_dtype
 from hocket.engine.messages import Ready
 from hocket.errors import ConfigError
 from hocket.info import checkpoint_extras, engine_memory
@@ -43,7 +43,7 @@ def serve(profile: Profile, home: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("httpx", "httpcore"):  # they log addresses, which users give
         logging.getLogger(name).setLevel(logging.WARNING)
-    _check_gpus(profile.gpus)
+    _check_devices(profile)
     listener = _listen(profile.server)
     try:
         voices = VoiceStore(
@@ -131,10 +131,15 @@ def uvicorn_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
     return _Uvicorn(config)
 
 
-def _check_gpus(wanted: int | None) -> None:
-    """Raises ConfigError when there are fewer GPUs than `wanted`; counting them sets up none."""
+def _check_devices(profile: Profile) -> None:
+    """Raises ConfigError for devices that are not there, before anything is loaded; looking for GPUs sets up none."""
+    wanted = profile.gpus
     if wanted is not None and wanted > (there := torch.cuda.device_count()):
         raise ConfigError(f"gpus is {wanted}, but PyTorch sees {there} of them on this machine; lower it", param="gpus")
+    for spec in profile.engine_specs:
+        # What a GPU can do only its worker asks it.
+        if parse_device(spec.device).type == "cpu":
+            engine_devices(spec.device, spec.config, has_codec=spec.codec != "none")
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, Samples, SpeechRequest, TaskType
+from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, Samples, SpeechRequest, TaskType, drawn_seed
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
 from hocket.prompt.text_front import normalise
 from hocket.server.errors import ApiError
@@ -26,8 +25,6 @@ from hocket.server.services import Services
 from hocket.server.settings import ResponseFormat
 from hocket.voices import DEFAULT_VOICE
 
-#: Seeds that are drawn fit a double, so that JavaScript can send them back.
-_DRAWN_SEEDS = 2**53
 #: Odd, and far from a simple fraction of 2^63: the seeds of a long text's pieces do not meet those of nearby seeds.
 _SEED_STRIDE = 0x1E3779B97F4A7C15
 
@@ -84,11 +81,6 @@ class Plan:
             max_frames=max_frames,
             min_frames=least if max_frames is None else min(least, max_frames),
         )
-
-
-def drawn_seed() -> int:
-    """A seed for who gives none."""
-    return secrets.randbelow(_DRAWN_SEEDS)
 
 
 def piece_seed(seed: int, i: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from fastapi import APIRouter, WebSocket
 
-from hocket.core import FinishReason, Samples
+from hocket.core import FinishReason, Samples, drawn_seed
 from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.answers import encoded, new_encoder
 from hocket.server.encoders import encode_whole
@@ -24,7 +24,7 @@ from hocket.server.gate import Record, record_of
 from hocket.server.long_text import SentenceBuffer
 from hocket.server.schemas import check_text, read_json
 from hocket.server.services import Services, services_of
-from hocket.server.speech import Plan, drawn_seed, piece_seed, pieces_of, plan_speech, speaking
+from hocket.server.speech import Plan, piece_seed, pieces_of, plan_speech, speaking
 from hocket.server.websocket_dialects import VllmOmni, own_words
 from hocket.server.websocket_messages import (
     OMNI_MODELS,
