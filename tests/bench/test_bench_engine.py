@@ -308,3 +308,12 @@ def test_what_is_no_model() -> None:
 def test_dimensions_that_ship_bring_their_codec() -> None:
     with pytest.raises(ConfigError, match="leave --codec out"):
         bench_engine(wishes(model="qwen3-tts-1.7b"))
+
+
+def test_what_the_device_cannot_do_is_refused_before_models_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*_: object, **__: object) -> None:
+        pytest.fail("models were made")
+
+    monkeypatch.setattr("hocket.bench.engine.random_models", made)
+    with pytest.raises(ConfigError, match="quantize is fp8, which cpu cannot compute"):
+        bench_engine(wishes(config=EngineConfig(quantize="fp8")))

@@ -5,8 +5,9 @@ A CPU has no graphs; here a replay is a call of the very function that was recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ import tiny_engine
 import torch
 from numpy.typing import NDArray
 from tiny_engine import EAGER, Listener, engine
+from torch import Tensor
 
 from hocket.audio import to_int16
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import Samples, Sampling, SpeechRequest
 from hocket.engine.codec_places import Place
-from hocket.engine.graphs import Launcher, batch_sizes
+from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
 
 CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=5, min_batch=1, max_wait_ms=0.0)
 CONFIG = EAGER.model_copy(update={"rows": 5, "chunks": CHUNKS, "kept_streams": 2, "max_context_rows": 256})
@@ -196,3 +198,40 @@ def test_an_input_stays_where_it_is() -> None:
         assert tensor.tolist() == [[value] * 3] * 2
     with pytest.raises(ValueError, match="shape"):
         place.put(np.zeros((3, 3), np.int64))
+
+
+def test_what_is_on_its_way_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much pinned memory as there are copies on their way; what has been read is used again."""
+
+    class Event(Mark):
+        def record(self, stream: object) -> None:
+            self.is_past = False
+
+    events: list[Event] = []
+    hosts: list[Tensor] = []
+    empty = torch.empty
+
+    def new_event() -> Event:
+        events.append(Event())
+        return events[-1]
+
+    def pinned(shape: Sequence[int], *, pin_memory: bool, **rest: Any) -> Tensor:
+        assert pin_memory
+        hosts.append(empty(shape, **rest))
+        return hosts[-1]
+
+    monkeypatch.setattr(torch.cuda, "Event", new_event)
+    monkeypatch.setattr(torch, "empty", pinned)
+    place = StaticInput((2,), torch.device("cpu"), torch.int64, cast("torch.cuda.Stream", object()))
+    for value in range(3):
+        place.put(np.full(2, value))
+        assert place.tensor.tolist() == [value] * 2
+    assert [host.tolist() for host in hosts] == [[0, 0], [1, 1], [2, 2]]
+    # The second is done, but they end in order: nothing to use again yet.
+    events[1].is_past = True
+    place.put(np.full(2, 3))
+    assert [host.tolist() for host in hosts] == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    events[0].is_past = True
+    for value in (4, 5, 6):
+        place.put(np.full(2, value))
+    assert [host.tolist() for host in hosts] == [[4, 4], [5, 5], [2, 2], [3, 3], [6, 6]]

@@ -56,7 +56,8 @@ class _Lane:
 
     name: str
     launcher: Launcher
-    copies: CopyLane
+    #: None: nothing of it is handed out.
+    copies: CopyLane | None
     state: CodecState
     #: Most streams of a batch.
     streams: int
@@ -117,15 +118,15 @@ class CodecRunner:
             self._states["kept"] = codec.new_decoder_state(kept, 1)
         slots = self.hearing_slots
         if self.packs:
-            most, hearing = streams * self.chunk_sizes[-1], self._launching(_HEARING_PRIORITY)
+            most, hearing = streams * self.chunk_sizes[-1], Launcher(self._device, priority=_HEARING_PRIORITY)
             # A strict pack has one size, since bits depend on it; that of a recording is the recording's own.
             sizes = [STRICT_FRAMES] if strict else batch_sizes(most)
             heard_sizes = batch_sizes(slots * self.hearing_sizes[-1])
         else:
-            hearing = rest
+            hearing = rest[0]
             sizes, heard_sizes = ([streams], [slots]) if strict else (batch_sizes(streams), batch_sizes(slots))
         self._rest = self._first = _Lane("row", *rest, row_state, streams, self.chunk_sizes, sizes)
-        self._hearing = _Lane("hearing", *hearing, hearing_state, slots, self.hearing_sizes, heard_sizes)
+        self._hearing = _Lane("hearing", hearing, None, hearing_state, slots, self.hearing_sizes, heard_sizes)
         if self.packs and first_frames:
             chunk = self.chunk_sizes[:1]
             sizes, firsts = (
@@ -205,6 +206,7 @@ class CodecRunner:
         rows = [item.request.row for item in batch.items]
         counts = [len(piece) for piece in pieces]
         lane = self._first if batch.is_first else self._rest
+        assert lane.copies is not None  # both hand out
         with lane.launcher.active():
             for row in rows:
                 lane.launcher.wait(self._settled.pop(row, None))

@@ -36,7 +36,7 @@ from hocket.voices import Voices, with_reference_of_voice
 
 #: How often a step that waits for the device looks whether something has come back.
 _POLL_SECONDS = 50e-6
-#: After so many looks it asks again whether a chunk has become due meanwhile: 2 ms, of margins of 40 and more.
+#: After so many looks it asks again whether a chunk has become due meanwhile: 1 to 2 ms, of margins of 40 and more.
 _POLLS = 20
 
 

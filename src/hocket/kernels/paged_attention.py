@@ -118,26 +118,15 @@ def _splits(programs: int, longest: int) -> int:
 
 @triton.jit
 def _attend(
-    q_ptr,  # [B, T, H, K]
-    keys_ptr,  # [pages, R, G, K]
-    values_ptr,
-    table_ptr,
-    starts_ptr,
-    counts_ptr,
-    found_ptr,  # [B, T, H, SPLITS, K]: with one split the output itself
-    weights_ptr,  # [B, H, SPLITS]: log2 of the sum of a split's exponentials; None with one split
-    T,
-    table_stride,
-    scale_log2,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    K_PADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    q_ptr, keys_ptr, values_ptr, table_ptr, starts_ptr, counts_ptr, found_ptr, weights_ptr, T, table_stride, scale_log2,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
+    K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Queries [B, T, H, K] on keys and values [pages, R, G, K].
+
+    `found` is [B, T, H, SPLITS, K], with one split the output itself; `weights` [B, H, SPLITS] is log2 of the sum of a
+    split's exponentials, None with one split.
+    """
     group = tl.program_id(0)
     tile = tl.program_id(1) // SPLITS
     split = tl.program_id(1) % SPLITS
@@ -148,7 +137,6 @@ def _attend(
     start, count, first, stop = _bounds(starts_ptr, counts_ptr, entry, tile, split, SHARE, BLOCK_M, BLOCK_N, SPLITS)
     if SPLITS > 1 and first >= stop:
         return
-
     real = row < count
     seen_M = tl.where(real, start + row, -1)  # the last position that a query sees
     channel = tl.arange(0, K_PADDED)
@@ -193,33 +181,23 @@ def _attend(
 
 @triton.jit
 def _attend_fp8(
-    q_ptr,  # [B, T, H, K]
-    keys_ptr,  # int16 [pages, R, G, K / 2]: pairs of float8
-    values_ptr,
-    scales_ptr,  # int32 [pages, G, R]: the bits of the value's scale, then of the key's, both bfloat16
-    table_ptr,
-    starts_ptr,
-    counts_ptr,
-    found_ptr,
-    weights_ptr,
-    T,
-    table_stride,
-    scale_log2,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    K_PADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    q_ptr, keys_ptr, values_ptr, scales_ptr, table_ptr, starts_ptr, counts_ptr, found_ptr, weights_ptr,
+    T, table_stride, scale_log2,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
+    K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """`_attend` for float8 keys and values with scales that are powers of two.
 
     Products are of float16, which holds every float8, and which float8 becomes in one instruction for two values; from
     pairs of channels, because values must be transposed on their way to the tensor cores, which only 16-bit memory
     words can be. First and second channels have products of their own. Queries are brought into float16's range by a
     power of two. Weights times value scales are at most 1, since the running maximum is that of their product.
+
+    Keys and values are int16 [pages, R, G, K / 2], pairs of float8; scales are int32 [pages, G, R], the bits of the
+    value's scale, then of the key's, both bfloat16.
+
+    Long, and a twin of `_attend` line by line, because it is one loop whose every line shares the running maximum, sum
+    and mixture: a change to one of the two belongs into the other.
     """
     group = tl.program_id(0)
     tile = tl.program_id(1) // SPLITS

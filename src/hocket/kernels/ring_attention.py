@@ -85,6 +85,7 @@ def _ring_attention_kernel(
     rows_ptr, starts_ptr, counts_ptr, firsts_ptr, streams, pack_frames, unit, context, capacity, scale_log2,
     H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """Long, because it is one loop that shares a running maximum, sum and mixture; what can be apart is."""
     # Tiles of one head of one stream run beside each other: they share keys.
     tile, head, stream = tl.program_id(0) * BLOCK_M, tl.program_id(1), tl.program_id(2)
     step = tl.num_programs(0) * BLOCK_M

@@ -1,7 +1,7 @@
 """Copies what a stream's next chunk can look back over from one row of rings to another, of other sizes perhaps.
 
-With PyTorch's copies the host had a launch for every run of slots that neither ring has a seam in, a dozen for a codec,
-0.3 ms for every request. A program copies some 4,096 elements of one layer's keys or values.
+With PyTorch's copies the host had a launch for every run of slots that neither ring has a seam in, a dozen for a codec
+and every request. A program copies some 4,096 elements of one layer's keys or values.
 """
 
 from __future__ import annotations
