@@ -24,7 +24,7 @@ say: $(STAMP)
 	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
 
 # What only computes goes two at a time; servers, their clients and the command line by themselves, since they watch the clock.
-COMPUTING := $(addprefix tests/,bench engine kernels models prompt training)
+COMPUTING := $(addprefix tests/,audio bench checkpoint engine kernels models text training)
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile $(COMPUTING)
 	$(BIN)/pytest $(addprefix --ignore=,$(COMPUTING))
@@ -49,7 +49,7 @@ fuzz: $(STAMP)
 
 # On a machine with a GPU: kernels against their twins, goldens, graphs, strict mode at a full batch, a short benchmark. Five minutes.
 gpu-check: $(STAMP)
-	$(BIN)/python benchmarks/gpu_check.py --json gpu-check.json
+	$(BIN)/python -m benchmarks.gpu.check --json gpu-check.json
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from babble import make_babble
 from hocket.models.registry import builtin_model
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.support.babble import make_babble
+from tests.support.paths import GOLDEN
 
 
 @pytest.fixture(scope="session", autouse=True)

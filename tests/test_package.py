@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hocket.models.registry import builtin_model
+from tests.support.paths import REPOSITORY
 
-ROOT = Path(__file__).parent.parent
+ROOT = REPOSITORY
 
 
 @pytest.mark.slow

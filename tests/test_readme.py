@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+from tests.support.paths import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -46,6 +48,6 @@ def test_console_lines_run_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["say", "test"])
 def test_make_targets_named_in_the_readme_exist(target: str) -> None:
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     assert f"make {target}" in README
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)

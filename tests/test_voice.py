@@ -16,8 +16,8 @@ import pytest
 from training.checks import Check, read_checks
 
 from hocket import Engine, Speech, SpeechRequest
-from hocket.bench.transcribe import Recogniser, load_recogniser, to_recogniser
-from hocket.bench.words import count_errors
+from hocket.bench.judge.asr import Recogniser, load_recogniser, to_recogniser
+from hocket.bench.judge.wer import count_errors
 
 pytestmark = pytest.mark.voice
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.models.checkpoint import read_config
+from hocket.checkpoint.hub import read_config
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer

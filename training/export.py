@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hocket.models.checkpoint import read_config
+from hocket.checkpoint.hub import read_config
+from hocket.checkpoint.weights import load_weights
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.weights import codec_weight_table
-from hocket.models.weights import load_weights
 from training.checkpoint import ema_weights
 from training.recipe import CONFIG, Recipe
 

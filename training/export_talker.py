@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hocket.models.checkpoint import read_config
+from hocket.checkpoint.hub import read_config
+from hocket.checkpoint.weights import load_weights
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.weights import load_weights
 
 
 def export_talker(

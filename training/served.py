@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 
 from hocket import AudioArray, Speech, SpeechRequest
-from hocket.audio import FORMATS, encode_audio
-from hocket.voices import BuiltinVoice, Voices
+from hocket.audio.io import FORMATS, encode_audio
+from hocket.checkpoint.voices import BuiltinVoice, Voices
 
 #: Requests at a time.
 _CONCURRENT = 8

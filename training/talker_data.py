@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core import SpeechRequest, StrictModel
-from hocket.prompt.moss_local import MossLocalPrompt
+from hocket.models.moss_local.prompt import MossLocalPrompt
 from training.encode_data import unpack_codes
 
 Rng = np.random.Generator

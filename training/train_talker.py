@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hocket.core import StrictModel
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.prompt.moss_local import MossLocalPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.moss_local.prompt import MossLocalPrompt
+from hocket.text.tokenizer import TextTokenizer
 from training.export_talker import export_talker, load_talker
 from training.graph import Captured, new_pool, training_device
 from training.optimise import Pace, adamw, average_share, fetch, log_row, lr_share, move_average

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket import AudioArray, AudioChunk, Engine, Sampling, Speech, SpeechRequest
-from hocket.engine.conversions import Conversions
-from hocket.voices import DEFAULT_VOICE
+from hocket.checkpoint.voices import DEFAULT_VOICE
+from hocket.engine.references.conversions import Conversions
 from training.checks import Check, read_checks
 from training.judges import Wave
 from training.make_data import DataConfig

@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hocket import Engine, Sampling
+from hocket.audio.reference import prepare_audio
+from hocket.checkpoint.voices import DEFAULT_VOICE
 from hocket.config import EngineConfig
 from hocket.models.registry import builtin_model
-from hocket.prompt.reference import prepare_audio
-from hocket.voices import DEFAULT_VOICE
 from training.checks import Check, read_checks
 from training.judges import RECOGNISERS, Recogniser
 from training.make_data import DataConfig

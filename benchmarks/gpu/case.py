@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu_tools import floor_us
 from torch import Tensor
 
-from hocket.kernels.scaled import Scaled
+from benchmarks.gpu.tools import floor_us
+from hocket.kernels.types.scaled import Scaled
 
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
@@ -48,6 +48,6 @@ def kernel(twin: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel that stands for `twin` on a GPU and in Triton's interpreter; elsewhere `twin` itself."""
     if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
         return twin
-    from hocket.kernels.compiled import KERNELS
+    from hocket.kernels.gpu.compiled import KERNELS
 
     return KERNELS[twin]

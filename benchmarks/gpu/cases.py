@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_case import BF16, FP8, Case, kernel, product, randn
-from gpu_codec_cases import codec_cases
 from torch import Tensor
 
-from hocket.bench.random_model import plans
-from hocket.kernels import reference
-from hocket.kernels.scaled import Scaled
-from hocket.models.layers import half_rope_tables, pair_rope_tables
+from benchmarks.gpu.case import BF16, FP8, Case, kernel, product, randn
+from benchmarks.gpu.codec_cases import codec_cases
+from hocket.bench.engine.random_model import plans
+from hocket.kernels.reference import talker as reference
+from hocket.kernels.types.scaled import Scaled
+from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig

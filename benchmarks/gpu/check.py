@@ -1,6 +1,6 @@
 """Does Hocket do on this GPU what it does on a CPU, and how fast? In less than five minutes.
 
-    python benchmarks/gpu_check.py [--json FILE] [--only card,kernels,golden,full,bench] [--model NAME] [--rows 128]
+    python -m benchmarks.gpu.check [--json FILE] [--only card,kernels,golden,full,bench] [--model NAME] [--rows 128]
 
 Steps, each by itself, so that the rest goes on where one fails (exit code 1 in the end):
 `card`     versions and the card;
@@ -30,19 +30,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpu_golden
 import numpy as np
 import torch
-from gpu_tools import ROOT, Report, device_of, parser_of
 
-from hocket.bench.engine import CONTEXT_ROWS, EngineWishes, bench_engine, engine_config
-from hocket.bench.host import host_facts
-from hocket.bench.random_model import random_models
-from hocket.bench.workload import read_workload
+from benchmarks.gpu import golden as gpu_golden
+from benchmarks.gpu.tools import ROOT, Report, device_of, parser_of
+from hocket.bench.engine.bench import CONTEXT_ROWS, EngineWishes, bench_engine, engine_config
+from hocket.bench.engine.random_model import random_models
+from hocket.bench.engine.workload import read_workload
+from hocket.bench.environment import host_facts
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, Speech, SpeechRequest
+from hocket.engine.build import assemble
 from hocket.engine.engine import Engine
-from hocket.engine.loading import assemble
 
 STEPS = ("card", "kernels", "golden", "full", "bench")
 

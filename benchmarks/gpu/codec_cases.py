@@ -9,11 +9,13 @@ from math import prod
 from typing import Any
 
 import torch
-from gpu_case import BF16, F32, Case, kernel, product, randn
 
-from hocket.kernels import reference, reference_conv, reference_rings
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.packed_tail import PackedTail
+from benchmarks.gpu.case import BF16, F32, Case, kernel, product, randn
+from hocket.kernels.reference import conv as reference_conv
+from hocket.kernels.reference import rings as reference_rings
+from hocket.kernels.reference import talker as reference
+from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.packed_tail import PackedTail
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
 from hocket.models.qwen3_codec.config import DecoderSpec, Qwen3CodecConfig
 from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from gpu_tools import floor_us
 from torch import nn
 
+from benchmarks.gpu.tools import floor_us
 from hocket.models.family import Codec, Talker
-from hocket.models.fp8 import Fp8Linear, compute_dtype
+from hocket.models.layers.fp8 import Fp8Linear, compute_dtype
+from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import TransformerSpec
 from hocket.models.moss_local.talker import MossLocalTalker
-from hocket.models.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 
 #: What the two tables below are about.

@@ -1,6 +1,6 @@
-"""What FP8 costs in precision, part by part (`hocket.bench.fp8_error`).
+"""What FP8 costs in precision, part by part (`benchmarks.gpu.fp8_error_parts`).
 
-    python benchmarks/fp8_error.py --model moss-tts-local-v1.5 --random-weights --device cuda --json fp8_error.json
+    python -m benchmarks.gpu.fp8_error --model moss-tts-local-v1.5 --random-weights --device cuda --json fp8_error.json
 
 Prints JSON: relative root-mean-square errors of bfloat16 and of FP8 against float32 with the same weights, on random
 frames. Without --random-weights `--model` is a checkpoint's folder. Random weights have no outliers, which trained ones
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from hocket.bench.fp8_error import Models, fp8_errors
-from hocket.bench.host import now
-from hocket.bench.random_model import loaded_models, random_models
-from hocket.engine.loading import parse_device
+from benchmarks.gpu.fp8_error_parts import Models, fp8_errors
+from hocket.bench.engine.random_model import loaded_models, random_models
+from hocket.bench.environment import now
+from hocket.engine.build import parse_device
 
 
 def main() -> None:

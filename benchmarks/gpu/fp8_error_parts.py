@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.models.family import Codec, LoadedTalker
-from hocket.models.fp8 import quantize_models
-from hocket.models.kv_cache import FP8, KVPages, PagedBatch
+from hocket.models.layers.fp8 import quantize_models
+from hocket.models.layers.kv_cache import FP8, KVPages, PagedBatch
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 

@@ -12,14 +12,14 @@ from unittest import mock
 
 import numpy as np
 import torch
-from gpu_tools import ROOT
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from benchmarks.gpu.tools import ROOT
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import AudioArray, Samples, Sampling, Speech, SpeechRequest
 from hocket.engine.engine import Engine
-from hocket.engine.graphs import Launcher
+from hocket.engine.runners.cuda_graphs import Launcher
 from hocket.models.registry import load_codec
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -64,7 +64,7 @@ class Checkpoint:
         ]
 
     def engine(self, device: torch.device, dtype: str) -> Engine:
-        with mock.patch("hocket.engine.talker_runner.MAX_PREFILL_ROWS", _PREFILL_ROWS):
+        with mock.patch("hocket.engine.runners.talker.MAX_PREFILL_ROWS", _PREFILL_ROWS):
             return Engine.load(self.model, self.codec, device=str(device), dtype=dtype, config=CONFIG)
 
     def speak_on_cpu(self) -> tuple[list[Speech], list[Speech]]:

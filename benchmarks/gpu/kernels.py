@@ -1,6 +1,6 @@
 """Every kernel at the sizes of real models, and the matrix products between them, each against its floor.
 
-    python benchmarks/gpu_kernels.py [--json FILE] [--rows 1,16,64,128,256] [--only kernels|products] [--match TEXT]
+    python -m benchmarks.gpu.kernels [--json FILE] [--rows 1,16,64,128,256] [--only kernels|products] [--match TEXT]
 
 A measurement is a CUDA graph of calls, one after another, over buffers used in turn that together are larger than the
 L2 cache; the median of several replays, by events, over the calls. So it has the gap between two launches, and no cost
@@ -21,10 +21,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_case import Case
-from gpu_cases import kernel_cases
-from gpu_products import Kind, Product, product_cases, sums
-from gpu_tools import Report, device_of, graph_us, numbers, parser_of, turns
+
+from benchmarks.gpu.case import Case
+from benchmarks.gpu.cases import kernel_cases
+from benchmarks.gpu.products import Kind, Product, product_cases, sums
+from benchmarks.gpu.tools import Report, device_of, graph_us, numbers, parser_of, turns
 
 
 def main() -> int:

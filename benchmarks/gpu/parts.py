@@ -1,6 +1,6 @@
 """Times of a model's parts at full size, random weights: the very CUDA graphs that the engine replays.
 
-    python benchmarks/gpu_parts.py [--json FILE] [--model moss-tts-local-v1.5] [--rows 1,16,64,128,256] [--profile]
+    python -m benchmarks.gpu.parts [--json FILE] [--model moss-tts-local-v1.5] [--rows 1,16,64,128,256] [--profile]
 
 Parts: `advance`, a step of the backbone that feeds one frame of each row back; `draw`, a frame's codes from the hidden
 states (as the model's authors sample); `pages`, prefill of 32 prompt rows each; `decode`, codec chunks to samples.
@@ -22,18 +22,27 @@ from unittest import mock
 
 import numpy as np
 import torch
-from gpu_floors import MEASURED_MODEL, PLAIN_MS, TARGET_MS, Work, advance_work, decode_work, draw_work, pages_work
-from gpu_tools import Report, device_of, kernels_us, numbers, parser_of, time_us
 
-from hocket.bench.random_model import random_models
+from benchmarks.gpu.floors import (
+    MEASURED_MODEL,
+    PLAIN_MS,
+    TARGET_MS,
+    Work,
+    advance_work,
+    decode_work,
+    draw_work,
+    pages_work,
+)
+from benchmarks.gpu.tools import Report, device_of, kernels_us, numbers, parser_of, time_us
+from hocket.bench.engine.random_model import random_models
 from hocket.core import PromptRows
-from hocket.engine.batches import Piece
-from hocket.engine.codec_runner import CodecRunner
-from hocket.engine.graphs import Launcher
-from hocket.engine.talker_runner import TalkerRunner
+from hocket.engine.runners.codec import CodecRunner
+from hocket.engine.runners.cuda_graphs import Launcher
+from hocket.engine.runners.padding import Piece
+from hocket.engine.runners.talker import TalkerRunner
 from hocket.models.family import Codec, LoadedTalker
-from hocket.models.fp8 import check_fp8_device, quantize_models
-from hocket.models.kv_cache import FP8
+from hocket.models.layers.fp8 import check_fp8_device, quantize_models
+from hocket.models.layers.kv_cache import FP8
 
 PAGE_ROWS = 32
 #: Pages of a prompt in prefill: 160 rows, as a cloned voice takes.

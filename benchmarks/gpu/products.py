@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from gpu_case import BF16, FP8, Case, randn
 
-from hocket.bench.random_model import plans
+from benchmarks.gpu.case import BF16, FP8, Case, randn
+from hocket.bench.engine.random_model import plans
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
 from hocket.models.moss_local.config import MossLocalConfig
 

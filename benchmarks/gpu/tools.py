@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 _T = TypeVar("_T")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: What one H200 gives: a large copy, bytes read and written together; a bf16 matrix product of 8192 cubed.
 BYTES_PER_SECOND = 4.3e12
 #: Operations a second; FP8's are twice bf16's, a datasheet's ratio. Float32 is not measured against anything real.
@@ -37,7 +37,7 @@ def _import_hocket() -> None:
     except ModuleNotFoundError:
         sys.path.insert(0, str(ROOT / "src"))
     try:
-        importlib.import_module("hocket.bench.engine")
+        importlib.import_module("hocket.bench.engine.bench")
     except ModuleNotFoundError as error:
         sys.exit(
             f"the package {error.name!r} is missing here; install it (pip install {error.name}) and run this again"

@@ -1,6 +1,6 @@
 """What the engine's own Python costs a frame: the throughput profile and its workload, and a device that only waits.
 
-    python benchmarks/engine_step.py [--rows 128 256] [--seconds 20] [--json host.json]
+    python -m benchmarks.host.engine_step [--rows 128 256] [--seconds 20] [--json host.json]
 
 The stand-in device takes as long as an H200 does (`--draw-ms` ...), so requests pile up at the codec, steps poll and
 chunks go together as they do there; it computes nothing and copies nothing. As many requests are open as there are
@@ -33,21 +33,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.bench.random_model import plans
-from hocket.bench.workload import read_workload, workload_prompt
+from hocket.bench.engine.random_model import plans
+from hocket.bench.engine.workload import read_workload, workload_prompt
 from hocket.config import EngineConfig
 from hocket.core import PromptRows
-from hocket.engine.batches import cut, frame_batch, packed_batch, piece_batch
-from hocket.engine.codec_places import Place
-from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
+from hocket.engine.build import AudioFormat, EngineParts
 from hocket.engine.engine import Engine
-from hocket.engine.loading import AudioFormat, EngineParts
-from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
-from hocket.engine.talker_runner import FramesInFlight, PageTable
-from hocket.engine.transfer import HostCopy
+from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight
+from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.padding import cut, frame_batch, packed_batch, piece_batch
+from hocket.engine.runners.talker import FramesInFlight, PageTable
+from hocket.engine.runners.transfer import HostCopy
+from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.family import MOSS_LOCAL_SAMPLING
-from hocket.models.resolved_sampling import ResolvedSampling
+from hocket.models.sampling.params import ResolvedSampling
 from hocket.server.profiles import load_profile
 
 MODEL = "moss-tts-local-v1.5"

@@ -1,6 +1,6 @@
 """What the HTTP server itself adds to the first audio: an engine that needs no time, a server, clients.
 
-    python benchmarks/server_overhead.py [--streams 256] [--seconds 15] [--output FILE]
+    python -m benchmarks.host.server_overhead [--streams 256] [--seconds 15] [--output FILE]
 
 Prints one JSON line. The server runs as `hocket serve` runs it, around an engine in the same process that hands over
 the first frame at once and the rest at the pace of a player, in chunks of the sizes of the default policy (48 kHz
@@ -39,18 +39,18 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from hocket.client import State
+from hocket.checkpoint.voices import ONLY_DEFAULT
 from hocket.config import ChunkPolicy
 from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
-from hocket.engine.messages import Ready, Stats
-from hocket.engine.speech_stream import SpeechStream
 from hocket.errors import EngineStoppedError
-from hocket.pool import WorkerStatus
 from hocket.server.app import create_app
 from hocket.server.serve import uvicorn_server
 from hocket.server.settings import ServerSettings
-from hocket.server.voices import VoiceStore
-from hocket.voices import ONLY_DEFAULT
+from hocket.server.voice_store import VoiceStore
+from hocket.worker.client import State
+from hocket.worker.messages import Ready, Stats
+from hocket.worker.pool import WorkerStatus
+from hocket.worker.stream import SpeechStream
 
 RATE = 48_000
 FRAME_SAMPLES = 3840
@@ -282,7 +282,7 @@ def process(role: str) -> Iterator[tuple[int, int]]:
     """This file once more, in that role: its port and process id."""
     with socket.create_server((HOST, 0), backlog=2048) as listener:
         port = listener.getsockname()[1]
-        command = [sys.executable, __file__, role, str(listener.fileno())]
+        command = [sys.executable, "-m", "benchmarks.host.server_overhead", role, str(listener.fileno())]
         started = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
     try:
         yield port, started.pid
@@ -313,7 +313,7 @@ def main() -> None:
         results = [runner.run(measure(port, floor, server, n, arguments.seconds)) for n in (1, arguments.streams)]
     report = {
         "benchmark": "server_overhead",
-        "command": f"python benchmarks/server_overhead.py {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python -m benchmarks.host.server_overhead {' '.join(sys.argv[1:])}".strip(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "scheduler": _SCHEDULERS.get(os.sched_getscheduler(0), "other"),
         "results": results,

@@ -1,6 +1,6 @@
 """CPU cost of the scheduler alone: full rows, requests coming and going, runners that take no time.
 
-    python benchmarks/step_overhead.py [--rows 256] [--steps 3000]
+    python -m benchmarks.host.step_overhead [--rows 256] [--steps 3000]
 
 Prints one JSON line; times are milliseconds per step. Requests have 250 prompt rows, 200 of which are one of eight
 voices, and 75 to 149 frames, so admission, prefill, growth, decode batches and endings are all in the numbers. Adding
@@ -20,9 +20,9 @@ from typing import TypeVar
 import numpy as np
 
 from hocket.config import ChunkPolicy
-from hocket.engine.request import DecodeBatch
-from hocket.engine.scheduler import Scheduler
-from hocket.engine.scheduler_config import SchedulerConfig
+from hocket.engine.scheduling.config import SchedulerConfig
+from hocket.engine.scheduling.request import DecodeBatch
+from hocket.engine.scheduling.scheduler import Scheduler
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """What the process boundary costs: a fake engine in a worker process, a front end here.
 
-    python benchmarks/worker_overhead.py [--streams 256] [--seconds 2]
+    python -m benchmarks.host.worker_overhead [--streams 256] [--seconds 2]
 
 Prints one JSON line. Latency runs from the moment that the engine hands over a chunk to the moment that the reader of
 its stream has it. Chunks are float32 stereo at 48 kHz, as the real codec makes them; the fake makes them at a fixed
@@ -24,14 +24,14 @@ from collections import deque
 import numpy as np
 import zmq
 
-from hocket.client import EngineClient
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
-from hocket.engine.messages import HEARTBEAT_SECONDS
-from hocket.engine.request import SchedulerStats
-from hocket.engine.speech_stream import SpeechStream
-from hocket.engine.statistics import EngineStats, Meter
+from hocket.engine.scheduling.request import SchedulerStats
+from hocket.engine.stats import EngineStats, Meter
 from hocket.errors import HocketError
+from hocket.worker.client import EngineClient
+from hocket.worker.messages import HEARTBEAT_SECONDS
+from hocket.worker.stream import SpeechStream
 
 FRAME_SAMPLES = 3840
 
@@ -90,7 +90,7 @@ class PacedEngine:
 
 
 def serve(endpoint: str) -> None:
-    from hocket.engine.worker import Worker, open_socket
+    from hocket.worker.worker import Worker, open_socket
 
     with zmq.Context() as context, open_socket(context, endpoint) as socket:
         Worker(PacedEngine(), socket).run()
@@ -149,7 +149,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="hocket-") as folder:
         endpoint = f"ipc://{folder}/s"
-        worker = subprocess.Popen([sys.executable, __file__, "--serve", endpoint])
+        worker = subprocess.Popen([sys.executable, "-m", "benchmarks.host.worker_overhead", "--serve", endpoint])
         try:
             results = asyncio.run(run(endpoint, arguments.streams, arguments.seconds))
         finally:

@@ -1,5 +1,5 @@
 """`python -m hocket` is the command line."""
 
-from hocket.cli import main
+from hocket.cli.app import main
 
 main()

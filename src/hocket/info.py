@@ -7,14 +7,14 @@ from math import prod
 
 import torch
 
+from hocket.checkpoint.extras import Extras
+from hocket.checkpoint.hub import resolve_checkpoint
+from hocket.checkpoint.weights import WeightEntry
 from hocket.config import EngineConfig
-from hocket.engine.plan import MemoryPlan, plan_memory
+from hocket.engine.memory_plan import MemoryPlan, plan_memory
 from hocket.errors import CheckpointError
-from hocket.models.checkpoint import resolve_checkpoint
-from hocket.models.extras import Extras
 from hocket.models.family import CodecPlan, TalkerPlan
 from hocket.models.registry import builtin_model, checkpoint_kind, codec_folder, codec_plan, talker_extras, talker_plan
-from hocket.models.weights import WeightEntry
 
 Fact = str | int | float
 

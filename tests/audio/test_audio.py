@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hocket.audio import (
+from hocket.audio.io import (
     check_writable,
     decode_audio,
     resample,
@@ -241,7 +241,7 @@ def test_decoding_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(frame)
 
     data = encoded(np.zeros((1, 8000 * 600), np.float32), 8000, "flac", "flac")
-    monkeypatch.setattr("hocket.audio._frame_samples", counting)
+    monkeypatch.setattr("hocket.audio.io._frame_samples", counting)
     with pytest.raises(AudioFileError, match=r"longer than the limit of 2 s \(its header says 600.0 s\)"):
         decode_audio(data, max_bytes=1 << 26, max_seconds=2.0)
     assert 0 < frames < 100  # of more than a thousand

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.codes_file import check_codes_writable, read_codes, write_codes
+from hocket.audio.codes_file import check_codes_writable, read_codes, write_codes
 from hocket.errors import AudioFileError
 
 CODES_FN = np.arange(36, dtype=np.int64).reshape(3, 12)

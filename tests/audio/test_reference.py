@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from hocket.audio import resample, write_audio
-from hocket.codes_file import write_codes
+from hocket.audio.codes_file import write_codes
+from hocket.audio.io import resample, write_audio
+from hocket.audio.reference import load_reference_codes, normalise_loudness, prepare_audio, prepare_reference
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, Reference
 from hocket.errors import AudioFileError, ReferenceAudioError
-from hocket.prompt.reference import load_reference_codes, normalise_loudness, prepare_audio, prepare_reference
 
 RATE = 16000
 LIMITS = ReferenceLimits(min_seconds=0.5, max_seconds=3.0)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import FaultyServer, faulty_server, speak, wav
 
-from cli_runner import Done, run
-from hocket.bench.host import command_line
+from hocket.bench.environment import command_line
 from hocket.bench.optional import _COMMANDS as COMMANDS
+from tests.support.cli_runner import Done, run
+from tests.support.faulty_server import FaultyServer, faulty_server, speak, wav
+from tests.support.paths import GOLDEN, REPOSITORY
 
 SECRET = "a-key-that-nobody-may-see"
-GOLDEN = Path(__file__).parent.parent / "golden"
 #: A dataset that `write_references` makes.
 REFERENCES = ("--dataset", "jsonl", "texts.jsonl")
 
@@ -332,7 +332,7 @@ def test_mistakes_about_the_engine(arguments: tuple[str, ...], message: str) -> 
 
 
 def test_the_page_names_every_command_that_brings_a_package() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "bench.md").read_text(encoding="utf-8")
     assert [command for command in set(COMMANDS.values()) if command not in page] == []
     assert "everything else comes with Hocket" not in page
 

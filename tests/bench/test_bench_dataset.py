@@ -9,7 +9,7 @@ import pytest
 
 from hocket.bench.dataset import Item, choose, data_uri, load_dataset, set_names
 from hocket.bench.dialects import DELIVERIES, DIALECTS, find_dialect
-from hocket.bench.words import LANGUAGE_CODES
+from hocket.bench.judge.wer import LANGUAGE_CODES
 from hocket.errors import ConfigError
 
 

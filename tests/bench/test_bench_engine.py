@@ -13,22 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hocket.bench.engine import EngineWishes, bench_engine, engine_config, engine_table
-from hocket.bench.random_model import NAMED, empty_models, plans, random_models
-from hocket.bench.workload import ContinuationPrompt, CustomVoicePrompt, Spoken, read_workload, workload_prompt
+from hocket.bench.engine.bench import EngineWishes, bench_engine, engine_config, engine_table
+from hocket.bench.engine.random_model import NAMED, empty_models, plans, random_models
+from hocket.bench.engine.workload import ContinuationPrompt, CustomVoicePrompt, Spoken, read_workload, workload_prompt
+from hocket.checkpoint.hub import read_config
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import ConfigError
-from hocket.models.checkpoint import read_config
 from hocket.models.family import CodecPlan, TalkerPlan
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.weights import unread_tensors
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
-from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
+from hocket.text.tokenizer import TextTokenizer
+from tests.support.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 TALKER, CODEC = str(GOLDEN / "local_tiny"), str(GOLDEN / "codec2_tiny")
 FRAME_SECONDS = 24 / 300
 QWEN3 = GOLDEN / "qwen3_tts"
@@ -314,6 +314,6 @@ def test_what_the_device_cannot_do_is_refused_before_models_are_made(monkeypatch
     def made(*_: object, **__: object) -> None:
         pytest.fail("models were made")
 
-    monkeypatch.setattr("hocket.bench.engine.random_models", made)
+    monkeypatch.setattr("hocket.bench.engine.bench.random_models", made)
     with pytest.raises(ConfigError, match="quantize is fp8, which cpu cannot compute"):
         bench_engine(wishes(config=EngineConfig(quantize="fp8")))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from faulty_server import FAULTS, FaultyServer, faulty_server
 
 from hocket.bench.dataset import choose, load_dataset
 from hocket.bench.dialects import Delivery, find_dialect
-from hocket.bench.judge import Limits
-from hocket.bench.load import Load
-from hocket.bench.pace import Pace
-from hocket.bench.session import bench_serve
-from hocket.bench.transcribe import load_recogniser
-from hocket.bench.wire import Target
-from hocket.bench.wishes import Wishes
+from hocket.bench.http import Target
+from hocket.bench.judge.asr import load_recogniser
+from hocket.bench.judge.outcome import Limits
+from hocket.bench.judge.speaking_rate import Pace
+from hocket.bench.load.generator import Load
+from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.runner import bench_serve
 from hocket.errors import HocketError
+from tests.support.faulty_server import FAULTS, FaultyServer, faulty_server
 
 # Wide enough for a machine with other things to do.
 LIMITS = Limits(stall_seconds=2.0, max_silence_seconds=1.0)

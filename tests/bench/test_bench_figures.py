@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.bench.compare import compare, differences
-from hocket.bench.conditions import Condition
 from hocket.bench.dataset import Item
-from hocket.bench.judge import Limits, Outcome, check_together, judge
-from hocket.bench.listening import Heard
-from hocket.bench.player import play
-from hocket.bench.scrape import _parse, difference, first_audio
-from hocket.bench.summary import counted, figures_of, timeline_of
+from hocket.bench.judge.decode import Heard
+from hocket.bench.judge.outcome import Limits, Outcome, check_together, judge
+from hocket.bench.judge.playback import play
+from hocket.bench.load.prometheus import _parse, difference, first_audio
+from hocket.bench.report.compare import compare, differences
+from hocket.bench.report.conditions import Condition
+from hocket.bench.report.statistics import counted, figures_of, timeline_of
 from hocket.errors import ConfigError
 
 

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import uvloop
 
-from cli_runner import run
-from hocket.bench.compare import compare, differences
-from hocket.bench.conditions import Condition
 from hocket.bench.dataset import Item, load_dataset
 from hocket.bench.faults import AnswerError
-from hocket.bench.judge import Limits, Outcome, judge
-from hocket.bench.listening import Heard, hear
-from hocket.bench.report import read_report
-from hocket.bench.summary import figure_names, figures_of
-from hocket.bench.wire import Answer, Target, ask
+from hocket.bench.http import Answer, Target, ask
+from hocket.bench.judge.decode import Heard, hear
+from hocket.bench.judge.outcome import Limits, Outcome, judge
+from hocket.bench.report.compare import compare, differences
+from hocket.bench.report.conditions import Condition
+from hocket.bench.report.report import read_report
+from hocket.bench.report.statistics import figure_names, figures_of
 from hocket.errors import ConfigError
+from tests.support.cli_runner import run
 
 RATE = 24_000
 NOISE = np.random.default_rng(0).normal(0.0, 3000.0, 2 * RATE).astype("<i2").tobytes()

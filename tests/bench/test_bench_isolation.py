@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from faulty_server import FaultyServer, faulty_server
 
 from hocket.bench.dataset import load_dataset
 from hocket.bench.dialects import find_dialect
+from hocket.bench.http import Target
 from hocket.bench.isolation import By, bench_isolation, print_isolation
-from hocket.bench.load import Load
-from hocket.bench.transcribe import load_recogniser
-from hocket.bench.wire import Target
-from hocket.bench.wishes import Wishes
+from hocket.bench.judge.asr import load_recogniser
+from hocket.bench.load.generator import Load
+from hocket.bench.load.run_config import Wishes
 from hocket.errors import ConfigError
+from tests.support.faulty_server import FaultyServer, faulty_server
 
 
 def wishes(url: str, count: int = 12) -> Wishes:

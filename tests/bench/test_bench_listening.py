@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from hocket.bench.faults import AnswerError
-from hocket.bench.listening import hear
-from hocket.bench.wire import Answer
-from hocket.server.encoders import AudioEncoder, encode_whole
+from hocket.bench.http import Answer
+from hocket.bench.judge.decode import hear
+from hocket.server.speech.encoders import AudioEncoder, encode_whole
 
 RATE = 24_000
 PIECE = 1920

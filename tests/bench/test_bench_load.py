@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 import uvloop
-from faulty_server import FaultyServer, faulty_server
 
-from hocket.bench.floor import measure_floor, stub_server
-from hocket.bench.load import Load, StageRun, due_seconds, edge_requests, most_open, parse_ramp, run_stage
-from hocket.bench.wire import Answer, Target, ask
+from hocket.bench.http import Answer, Target, ask
+from hocket.bench.load.generator import Load, StageRun, due_seconds, edge_requests, most_open, parse_ramp, run_stage
+from hocket.bench.load.self_check import measure_floor, stub_server
 from hocket.errors import ConfigError
+from tests.support.faulty_server import FaultyServer, faulty_server
 
 
 class Server:

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_server import faulty_server, speak, wav
 from numpy.typing import NDArray
 
 from hocket.bench.dataset import Item
 from hocket.bench.dialects import find_dialect
+from hocket.bench.http import Target
 from hocket.bench.isolation import _match_voices, bench_isolation, print_isolation
-from hocket.bench.load import Load
-from hocket.bench.session import bench_serve
-from hocket.bench.transcribe import RATE, load_recogniser
-from hocket.bench.wire import Target
-from hocket.bench.wishes import Wishes
+from hocket.bench.judge.asr import RATE, load_recogniser
+from hocket.bench.load.generator import Load
+from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.runner import bench_serve
+from tests.support.faulty_server import faulty_server, speak, wav
 
 #: No letter of one is in the other.
 TEXTS = ("abba cab bead fade cabbage decade", "zoo tutu pop sport your tutors out")

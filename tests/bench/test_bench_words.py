@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_server import RATE as SPOKEN_RATE
-from faulty_server import faulty_server, speak
 
-from hocket.bench.transcribe import RATE, load_recogniser, to_recogniser
-from hocket.bench.words import count_errors
+from hocket.bench.judge.asr import RATE, load_recogniser, to_recogniser
+from hocket.bench.judge.wer import count_errors
 from hocket.errors import HocketError
+from tests.support.faulty_server import RATE as SPOKEN_RATE
+from tests.support.faulty_server import faulty_server, speak
 
 
 @pytest.mark.parametrize(

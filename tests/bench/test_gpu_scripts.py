@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.paths import REPOSITORY
+
+ROOT = REPOSITORY
 GOLDEN = ROOT / "tests" / "golden"
 MODEL = ("--model", str(GOLDEN / "local_tiny"), "--codec", str(GOLDEN / "codec2_tiny"))
 QWEN3 = GOLDEN / "qwen3_tts"
@@ -29,7 +31,7 @@ def run(*command: str, code: int = 0) -> str:
 
 def figures(script: str, tmp_path: Path, *options: str) -> dict[str, Any]:
     report = tmp_path / "report.json"
-    shown = run(f"benchmarks/{script}.py", "--device", "cpu", *options, "--json", str(report))
+    shown = run("-m", f"benchmarks.gpu.{script}", "--device", "cpu", *options, "--json", str(report))
     assert shown.startswith("Device cpu")
     document = json.loads(report.read_text())
     assert document["failed"] == {}
@@ -39,7 +41,7 @@ def figures(script: str, tmp_path: Path, *options: str) -> dict[str, Any]:
 
 def test_parts(tmp_path: Path) -> None:
     sizes = ("--rows", "1,3", "--context", "20", "--pages", "1,6", "--streams", "1,2", "--frames", "1,2")
-    found = figures("gpu_parts", tmp_path, *MODEL, *sizes)
+    found = figures("parts", tmp_path, *MODEL, *sizes)
     assert {name.partition("/")[0] for name in found} == {"advance", "draw", "pages", "decode"}
     assert len(found) == 2 + 2 + 2 + 4
     for figure in found.values():
@@ -49,9 +51,9 @@ def test_parts(tmp_path: Path) -> None:
 def test_kernels(tmp_path: Path) -> None:
     second = ("--second", str(QWEN3 / "custom_1b7"), "--second-codec", str(QWEN3 / "base_1b7" / "speech_tokenizer"))
     sizes = ("--rows", "3", "--contexts", "20", "--pages", "3", "--chunks", "2x2")
-    found = figures("gpu_kernels", tmp_path, *MODEL, *second, *sizes)
+    found = figures("kernels", tmp_path, *MODEL, *second, *sizes)
     measured = {name.removeprefix("kernels/").split()[0] for name in found if name.startswith("kernels/")}
-    from hocket.kernels.compiled import KERNELS
+    from hocket.kernels.gpu.compiled import KERNELS
 
     assert measured == {twin.__name__ for twin in KERNELS}
     assert found["sums_ms/backbone M=3 bf16"] > 0
@@ -60,7 +62,7 @@ def test_kernels(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_check(tmp_path: Path) -> None:
     steps = ("--only", "card,golden,full,bench", "--rows", "5", "--requests", "6")
-    found = figures("gpu_check", tmp_path, *MODEL, *steps)
+    found = figures("check", tmp_path, *MODEL, *steps)
     assert found["golden/local_tiny float32"]["greedy_equal"] == 10
     assert found["full/alone and among all"]["samples_equal"] == 3
     assert found["bench"]["requests"] == 6
@@ -71,7 +73,7 @@ def test_failures_are_noted_and_the_rest_is_measured(tmp_path: Path) -> None:
     script.write_text(
         """
 import sys
-import gpu_tools
+from benchmarks.gpu import tools as gpu_tools
 arguments = gpu_tools.parser_of("").parse_args()
 report = gpu_tools.Report(arguments, gpu_tools.device_of("cpu"))
 report.measure("first", lambda: 1 if not arguments.resume else 1 / 0)
@@ -81,7 +83,7 @@ report.measure("last", lambda: {"off_by": 0, "wrong": []})
 sys.exit(report.finish())
 """
     )
-    command = ("-c", f"import sys, runpy; sys.path.insert(0, 'benchmarks'); runpy.run_path({str(script)!r})")
+    command = ("-c", f"import runpy; runpy.run_path({str(script)!r})")
     for more in ((), ("--resume",)):  # what is known is not measured again
         shown = run(*command, "--json", str(report), *more, code=1)
         document = json.loads(report.read_text())

@@ -15,16 +15,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from cli_runner import TALKER, refused, run
-from hocket.client import EngineClient
-from hocket.core import AudioArray, Sampling, SpeechRequest
-from hocket.engine.engine import Engine
-from hocket.engine.messages import EngineSpec, read_request, submit_message
-from hocket.errors import CheckpointError, InvalidRequestError
-from hocket.info import checkpoint_extras
-from hocket.models.extras import load_extras
-from hocket.models.registry import load_talker
-from hocket.voices import (
+from hocket.checkpoint.extras import load_extras
+from hocket.checkpoint.voices import (
     DEFAULT_VOICE,
     ONLY_DEFAULT,
     Voices,
@@ -32,6 +24,14 @@ from hocket.voices import (
     load_voices,
     with_reference_of_voice,
 )
+from hocket.core import AudioArray, Sampling, SpeechRequest
+from hocket.engine.engine import Engine
+from hocket.errors import CheckpointError, InvalidRequestError
+from hocket.info import checkpoint_extras
+from hocket.models.registry import load_talker
+from hocket.worker.client import EngineClient
+from hocket.worker.messages import EngineSpec, read_request, submit_message
+from tests.support.cli_runner import TALKER, refused, run
 
 #: Of the golden talker.
 N_VQ, ENTRIES = 12, 64
@@ -227,7 +227,7 @@ def test_voice_and_reference_exclude_each_other(fields: dict[str, str]) -> None:
 def test_voice_and_text_front_travel() -> None:
     request = SpeechRequest(text="Hi.", voice="anna", text_front=False)
     header = submit_message("r", request, [], priority=0, streaming=True)[0]
-    from hocket.engine.messages import _to_worker
+    from hocket.worker.messages import _to_worker
 
     received = read_request(_to_worker.decode(header), [])  # type: ignore[arg-type]
     assert (received.voice, received.text_front) == ("anna", False)
@@ -308,7 +308,7 @@ def test_codes_made_by_the_command_line_are_a_voice(
     babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The documented way to a voice of one's own: encode a recording, describe it."""
-    from hocket.audio import write_audio
+    from hocket.audio.io import write_audio
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(babble, "model", symlinks=True)

@@ -11,10 +11,11 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from hocket.checkpoint.hub import read_config, resolve_checkpoint
 from hocket.errors import CheckpointError
-from hocket.models.checkpoint import read_config, resolve_checkpoint
+from tests.support import paths
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "local_tiny"
+GOLDEN = paths.GOLDEN / "local_tiny"
 
 
 class Hub:
@@ -153,7 +154,7 @@ def test_the_clients_own_check_of_an_id_is_reported() -> None:
 
 
 def test_the_real_client_offline(tmp_path: Path) -> None:
-    code = "from hocket.models.checkpoint import resolve_checkpoint; resolve_checkpoint('owner/name')"
+    code = "from hocket.checkpoint.hub import resolve_checkpoint; resolve_checkpoint('owner/name')"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert "HF_HUB_OFFLINE forbids downloads" in result.stderr.splitlines()[-1]
@@ -162,7 +163,7 @@ def test_the_real_client_offline(tmp_path: Path) -> None:
 def test_the_hub_client_is_imported_only_when_needed() -> None:
     code = f"""
 import sys
-from hocket.models.checkpoint import read_config, resolve_checkpoint
+from hocket.checkpoint.hub import read_config, resolve_checkpoint
 read_config(resolve_checkpoint({str(GOLDEN)!r}))
 assert "huggingface_hub" not in sys.modules
 """

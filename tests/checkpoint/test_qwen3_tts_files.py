@@ -13,8 +13,9 @@ from hocket.core import Sampling, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import ConfigError
 from hocket.models.qwen3_tts.family import recommended_sampling
+from tests.support import paths
 
-GOLDEN = Path(__file__).parent / "golden/qwen3_tts"
+GOLDEN = paths.GOLDEN / "qwen3_tts"
 
 
 def generation_file(folder: Path, **says: object) -> Path:

@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from hocket.checkpoint import weights
+from hocket.checkpoint.weights import WeightEntry, load_weights, stored_tensors
 from hocket.errors import CheckpointError
-from hocket.models import weights
-from hocket.models.weights import WeightEntry, load_weights, stored_tensors
+from tests.support import paths
 
 CPU = torch.device("cpu")
-GOLDEN = Path(__file__).parents[1] / "golden" / "local_tiny" / "model.safetensors"
+GOLDEN = paths.GOLDEN / "local_tiny" / "model.safetensors"
 
 
 class Block(nn.Module):
@@ -374,7 +375,7 @@ _MEASURE = """
     from pathlib import Path
     import torch
     from torch import nn
-    from hocket.models.weights import WeightEntry, load_weights
+    from hocket.checkpoint.weights import WeightEntry, load_weights
 
     folder, dtype, layers, width = Path(sys.argv[1]), getattr(torch, sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     with torch.device("meta"):

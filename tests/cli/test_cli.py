@@ -21,11 +21,11 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from cli_runner import CODEC, CODES_ONLY, PAIR, TALKER, listing, run, run_process
 from hocket import Sampling, SpeechRequest, __version__
-from hocket.audio import decode_audio, write_audio
+from hocket.audio.io import decode_audio, write_audio
 from hocket.engine.engine import Engine
 from hocket.errors import InvalidRequestError
+from tests.support.cli_runner import CODEC, CODES_ONLY, PAIR, TALKER, listing, run, run_process
 
 HOCKET = [sys.executable, "-W", "error", "-m", "hocket"]
 #: Standard output as users have it, buffered: what fails only when the buffer is emptied must be reported as well.
@@ -244,7 +244,7 @@ def test_version_and_bare_command() -> None:
 def test_answers_without_loading_torch(arguments: list[str], code: int) -> None:
     script = """
 import sys
-from hocket.cli import main
+from hocket.cli.app import main
 try:
     main()
 finally:

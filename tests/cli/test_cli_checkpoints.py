@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from cli_runner import CODEC, GOLDEN, TALKER, refused, run_process
+from tests.support.cli_runner import CODEC, TALKER, refused, run_process
+from tests.support.paths import GOLDEN
 
 Array = NDArray[np.generic]
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from cli_runner import CODEC, CODES_ONLY, PAIR, listing, refused, run
-from hocket.audio import write_audio
+from hocket.audio.io import write_audio
 from hocket.core import SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.models import registry
-from hocket.prompt.moss_local import MossLocalPrompt
+from hocket.models.moss_local.prompt import MossLocalPrompt
+from tests.support.cli_runner import CODEC, CODES_ONLY, PAIR, listing, refused, run
 
 Array = NDArray[np.generic]
 RATE = 8000
@@ -336,7 +336,8 @@ def test_an_unexpected_exception_is_called_a_bug(monkeypatch: pytest.MonkeyPatch
 def test_debug_adds_the_traceback(options: list[str], traceback: bool) -> None:
     script = """
 import sys
-from hocket import cli, cli_say
+from hocket.cli.app import app as cli
+from hocket.cli.app import say as cli_say
 def fail(**_): raise RuntimeError("boom")
 cli_say._request = fail
 cli.main()

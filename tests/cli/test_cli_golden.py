@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from cli_runner import CODEC, GOLDEN, PAIR, TALKER, Done, run
-from hocket.audio import decode_audio, write_audio
+from hocket.audio.io import decode_audio, write_audio
+from tests.support.cli_runner import CODEC, PAIR, TALKER, Done, run
+from tests.support.paths import GOLDEN
 
 CASES: dict[str, Any] = json.loads((GOLDEN / "local_tiny" / "golden_prompts.json").read_text())["cases"]
 PROMPTS = load_file(GOLDEN / "local_tiny" / "golden_prompts.safetensors")

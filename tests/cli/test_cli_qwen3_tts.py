@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cli_runner import GOLDEN, refused, run
-from hocket.audio import decode_audio, write_audio
+from hocket.audio.io import decode_audio, write_audio
+from tests.support.cli_runner import refused, run
+from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "qwen3_tts"
 #: All checkpoints share one codec, which the golden files hold once.

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from cli_runner import CODEC, GOLDEN, TALKER, run
 from hocket.info import Fact, describe
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.registry import builtin_model, load_codec, load_talker
+from tests.support.cli_runner import CODEC, TALKER, run
+from tests.support.paths import GOLDEN
 
 DTYPES = [torch.float32, torch.bfloat16]
 CPU = torch.device("cpu")

@@ -11,12 +11,13 @@ from unittest import mock
 import pytest
 import torch
 
-from hocket.bench.random_model import random_models
+from hocket.bench.engine.random_model import random_models
 from hocket.config import EngineConfig
-from hocket.engine import loading
-from hocket.engine.graphs import Launcher
+from hocket.engine import build as loading
+from hocket.engine.runners.cuda_graphs import Launcher
 from hocket.errors import ConfigError
-from hocket.kernels import ops, reference
+from hocket.kernels import ops
+from hocket.kernels.reference import talker as reference
 
 CUDA0, CUDA1 = torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -92,7 +93,7 @@ def test_fp8_is_refused_before_anything_is_loaded(param: str, monkeypatch: pytes
 def test_random_models_go_there_too(golden: Path) -> None:
     cpu, meta = torch.device("cpu"), torch.device("meta")
     model = (str(golden / "local_tiny"), str(golden / "codec2_tiny"))
-    with mock.patch("hocket.bench.random_model.fill") as fill:
+    with mock.patch("hocket.bench.engine.random_model.fill") as fill:
         random_models(*model, device=cpu, codec_device=meta, dtype=torch.float32, seed=0)
     assert [call.kwargs["device"] for call in fill.call_args_list] == [cpu, meta]
 

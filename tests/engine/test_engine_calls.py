@@ -7,12 +7,23 @@ import gc
 import numpy as np
 import pytest
 import torch
-from tiny_engine import EAGER, Heard, Listener, codec, codes, endless_talker, engine, hear, noise, patient_talker
 
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import CapacityError, InvalidRequestError, ReferenceAudioError
+from tests.support.tiny_engine import (
+    EAGER,
+    Heard,
+    Listener,
+    codec,
+    codes,
+    endless_talker,
+    engine,
+    hear,
+    noise,
+    patient_talker,
+)
 
 CONFIG = EAGER.model_copy(update={"rows": 3})
 

@@ -7,9 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import tiny_qwen3
 import torch
-from tiny_engine import (
+
+from hocket.config import EngineConfig, RunawayPolicy
+from hocket.core import Sampling, SpeechRequest
+from hocket.engine.engine import Engine
+from hocket.errors import EngineStoppedError, InvalidRequestError
+from hocket.models.family import LoadedTalker
+from hocket.models.moss_local.talker import STOP, MossLocalTalker
+from tests.support import tiny_qwen3
+from tests.support.tiny_engine import (
     EAGER,
     STRICT,
     Listener,
@@ -25,13 +32,6 @@ from tiny_engine import (
     talker,
     with_stop_head,
 )
-
-from hocket.config import EngineConfig, RunawayPolicy
-from hocket.core import Sampling, SpeechRequest
-from hocket.engine.engine import Engine
-from hocket.errors import EngineStoppedError, InvalidRequestError
-from hocket.models.family import LoadedTalker
-from hocket.models.moss_local.talker import STOP, MossLocalTalker
 
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
 NO_GUARD = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.0)

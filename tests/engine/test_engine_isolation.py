@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_engine import (
+
+from hocket.config import EngineConfig
+from tests.support.tiny_engine import (
     EAGER,
     STRICT,
     TALKERS,
@@ -19,8 +21,6 @@ from tiny_engine import (
     patient_talker,
     traffic,
 )
-
-from hocket.config import EngineConfig
 
 #: K/V rows of an engine of so many rows, without and with a prefix cache: less than its requests come to want.
 KV_ROWS = {1: (320, 320), 2: (400, 260), 7: (1000, 500), 16: (2000, 700)}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from tiny_engine import STRICT, Heard, Listener, TickingClock, alone, engine, traffic
+
+from tests.support.tiny_engine import STRICT, Heard, Listener, TickingClock, alone, engine, traffic
 
 #: Calls to draw from: 10 keeps the runs alone few.
 CALLS = 10

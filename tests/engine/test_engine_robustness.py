@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hocket import AudioArray, Engine, Sampling, Speech, SpeechRequest
-from hocket.audio import resample
+from hocket.audio.io import resample
 from hocket.config import EngineConfig, ReferenceLimits
 from hocket.core import AudioChunk
 from hocket.engine.intake import Intake

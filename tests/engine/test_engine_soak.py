@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_engine import EAGER, TickingClock, codes, engine, noise, talker
 
 from hocket.core import SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import CapacityError
+from tests.support.tiny_engine import EAGER, TickingClock, codes, engine, noise, talker
 
 STATM = Path("/proc/self/statm")
 QUEUE = 24

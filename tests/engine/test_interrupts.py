@@ -8,11 +8,11 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from tiny_engine import EAGER, endless_talker, engine
 
 from hocket.core import SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import EngineStoppedError
+from tests.support.tiny_engine import EAGER, endless_talker, engine
 
 REQUEST = SpeechRequest(text="One.", seed=1, max_frames=8)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hocket import Engine
 from hocket.config import ChunkPolicy, EngineConfig
-from hocket.engine.codec_runner import CodecRunner
-from hocket.engine.loading import EngineParts, load_parts
-from hocket.engine.plan import MemoryPlan
-from hocket.engine.talker_runner import TalkerRunner
+from hocket.engine.build import EngineParts, load_parts
+from hocket.engine.memory_plan import MemoryPlan
+from hocket.engine.runners.codec import CodecRunner
+from hocket.engine.runners.talker import TalkerRunner
 from hocket.errors import ConfigError
 from hocket.info import describe
 
@@ -41,7 +41,7 @@ def tensors_of(thing: object) -> Iterator[Tensor]:
 def test_the_plan_is_what_the_tensors_take(
     golden: Path, pair: tuple[str, str | None], dtype: str, strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hocket.engine.loading.check_fp8_device", lambda *_: None)
+    monkeypatch.setattr("hocket.engine.build.check_fp8_device", lambda *_: None)
     config = EngineConfig(
         rows=3,
         max_context_rows=320,

@@ -9,10 +9,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from close import assert_close
-
-from hocket.kernels import causal_conv, reference_conv
-from hocket.kernels.packed_tail import PackedTail
+from hocket.kernels.gpu import causal_conv
+from hocket.kernels.reference import conv as reference_conv
+from hocket.kernels.types.packed_tail import PackedTail
+from tests.support.close import assert_close
 
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 IMPLEMENTATIONS = pytest.mark.parametrize("conv", [reference_conv, causal_conv], ids=["twin", "kernel"])

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hocket.bench.random_model import fill
-from hocket.engine.batches import packed_batch
+from hocket.bench.engine.random_model import fill
+from hocket.engine.runners.padding import packed_batch
 from hocket.kernels import ops
-from hocket.models.codec_state import PackedStreams
+from hocket.models.layers.codec_state import PackedStreams
 from hocket.models.qwen3_codec.codec import Qwen3Codec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.weights import codec_weight_table
+from tests.support.paths import GOLDEN
 
 pytest.importorskip("triton")
 
-CONFIG = Path(__file__).parent.parent / "golden/qwen3_tts/base_1b7/speech_tokenizer/config.json"
+CONFIG = GOLDEN / "qwen3_tts/base_1b7/speech_tokenizer/config.json"
 #: 12 samples a frame.
 SAMPLES = 12
 

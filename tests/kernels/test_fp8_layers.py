@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.paths import GOLDEN
+
 pytest.importorskip("triton")
 
-from hocket.bench.fp8_error import relative_error
+from benchmarks.gpu.fp8_error_parts import relative_error
+
 from hocket.kernels import ops
-from hocket.models.fp8 import Fp8Linear, quantize_blocks
+from hocket.models.layers.fp8 import Fp8Linear, quantize_blocks
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.registry import load_talker
-
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def _some(*shape: int, device: torch.device, seed: int) -> Tensor:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import some_product
-
-from hocket.kernels import frame_attention, reference
-from hocket.kernels.scaled import Scaled
-from hocket.models.layers import half_rope_tables, pair_rope_tables
+from hocket.kernels.gpu import frame_attention
+from hocket.kernels.reference import talker as reference
+from hocket.kernels.types.scaled import Scaled
+from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
+from tests.support.close import some_product
 
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,11 +10,11 @@ from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import Sampling, Speech, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.kernels import ops
+from tests.support.paths import GOLDEN
 
 #: The interpreter computes what a mask then hides.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 FOLDERS = {
     "moss": (GOLDEN / "local_tiny", GOLDEN / "codec2_tiny"),
     # The interpreter takes minutes for the codec's 1,920 samples a frame; `test_codec_on_kernels.py` has a small one.
@@ -87,7 +85,7 @@ def test_keys_and_values_of_8_bits_speak_as_plain_pytorch_does(
     family: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A CPU's twins can do it, too.
-    monkeypatch.setattr("hocket.engine.loading.check_fp8_device", lambda *_: None)
+    monkeypatch.setattr("hocket.engine.build.check_fp8_device", lambda *_: None)
     heard = speak(family, requests(family), device, kv_dtype="fp8")
     monkeypatch.setattr(ops, "use_kernels", lambda x: False)
     plain = speak(family, requests(family), torch.device("cpu"), kv_dtype="fp8")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import assert_close, assert_fp8_close, assert_fp8_equal, some_product
-
-from hocket.kernels import norms, reference
-from hocket.kernels.scaled import Rows8
+from hocket.kernels.gpu import norms
+from hocket.kernels.reference import talker as reference
+from hocket.kernels.types.scaled import Rows8
+from tests.support.close import assert_close, assert_fp8_close, assert_fp8_equal, some_product
 
 EPS = 1e-5
 #: Rows that share a program, several programs of such, rows that fill their pieces or do not, one of two warps.

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.kernels import paged_attention as kernels
-from hocket.kernels import reference
+from hocket.kernels.gpu import paged_attention as kernels
+from hocket.kernels.reference import talker as reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

@@ -8,12 +8,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import assert_close, some_product
-
-from hocket.kernels import reference_rings, ring_append
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.scaled import Scaled
+from hocket.kernels.gpu import ring_append
+from hocket.kernels.reference import rings as reference_rings
+from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.scaled import Scaled
 from hocket.models.moss_codec.transformer import Rotations
+from tests.support.close import assert_close, some_product
 
 DTYPES = [torch.float32, torch.bfloat16]
 both = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -10,11 +10,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import some_product
-
-from hocket.kernels import reference_rings
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.ring_attention import FLOAT_TILES, HALF_TILES, ring_attention, tile_of
+from hocket.kernels.gpu.ring_attention import FLOAT_TILES, HALF_TILES, ring_attention, tile_of
+from hocket.kernels.reference import rings as reference_rings
+from hocket.kernels.types.packed import Chunks
+from tests.support.close import some_product
 
 #: Queries with their rotations, where they belong, and rings.
 Arguments = tuple[Tensor, Tensor, Chunks, Tensor, Tensor]

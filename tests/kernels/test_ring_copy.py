@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from hocket.kernels import reference_rings, ring_copy
+from hocket.kernels.gpu import ring_copy
+from hocket.kernels.reference import rings as reference_rings
 
 CONTEXT, LAYERS, HEADS = 7, 3, 2
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.close import assert_close, assert_fp8_close
-
-from hocket.kernels import reference, rotary
-from hocket.kernels.scaled import Rows8, Scaled
-from hocket.models.layers import half_rope_tables
+from hocket.kernels.gpu import rotary
+from hocket.kernels.reference import talker as reference
+from hocket.kernels.types.scaled import Rows8, Scaled
+from hocket.models.layers.basic import half_rope_tables
+from tests.support.close import assert_close, assert_fp8_close
 
 EPS = 1e-6
 DTYPES = [torch.float32, torch.bfloat16]

@@ -11,10 +11,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from hocket.kernels import reference, sampler
-from hocket.models.noise import uniforms
-from hocket.models.sampling import DrawRules, probabilities
-from hocket.models.sampling import draw as draw_by_rules
+from hocket.kernels.gpu import sampler
+from hocket.kernels.reference import talker as reference
+from hocket.kernels.reference.philox import uniforms
+from hocket.models.sampling.batch import DrawRules, probabilities
+from hocket.models.sampling.batch import draw as draw_by_rules
 
 #: Scores that overflow are meant to; the interpreter's NumPy warns of them.
 pytestmark = [

@@ -7,10 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from close import assert_close
-
-from hocket.kernels import reference
-from hocket.kernels.scaled_rms_norm import scaled_add_rms_norm
+from hocket.kernels.gpu.scaled_rms_norm import scaled_add_rms_norm
+from hocket.kernels.reference import talker as reference
+from tests.support.close import assert_close
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -8,15 +8,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback
 from training.served import ServedEngine
 
 from hocket import AudioArray, Sampling, SpeechRequest
-from hocket.audio import decode_audio
+from hocket.audio.io import decode_audio
+from hocket.checkpoint.voices import ONLY_DEFAULT
 from hocket.errors import EngineStoppedError
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from hocket.voices import ONLY_DEFAULT
+from tests.support.fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback
 
 
 @pytest.fixture

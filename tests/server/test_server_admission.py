@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from fake_speech import FakeEngine, new_store, on_loopback, wait_until
 from starlette.types import Message
 
 from hocket.server.admission import Admission
@@ -23,6 +22,7 @@ from hocket.server.app import create_app
 from hocket.server.errors import ApiError
 from hocket.server.services import Services
 from hocket.server.settings import ServerSettings
+from tests.support.fake_speech import FakeEngine, new_store, on_loopback, wait_until
 
 SPEECH = "/v1/audio/speech"
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from fake_speech import RATE, FakeEngine, on_loopback
 from websockets.sync.client import connect
 
-from hocket.audio import FORMATS, decode_audio, encode_audio
+from hocket.audio.io import FORMATS, decode_audio, encode_audio
+from hocket.checkpoint.voices import ONLY_DEFAULT, BuiltinVoice
 from hocket.server.app import create_app
-from hocket.server.long_text import split_text
 from hocket.server.settings import ServerSettings
-from hocket.server.voices import VoiceStore
-from hocket.voices import ONLY_DEFAULT, BuiltinVoice
+from hocket.server.voice_store import VoiceStore
+from hocket.text.segment import split_text
+from tests.support.fake_speech import RATE, FakeEngine, on_loopback
 
 CODES = np.arange(24).reshape(6, 4) % 16
 VOICES = {

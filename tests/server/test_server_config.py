@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli_runner import run, run_process
 from hocket.config import EngineConfig
 from hocket.errors import ConfigError
 from hocket.info import describe, engine_memory
 from hocket.server.profiles import Layer, load_profile, parse_settings, profile_names
 from hocket.server.serve import _plan
 from hocket.server.settings import Profile
+from tests.support.cli_runner import run, run_process
 
 
 def write(folder: Path, name: str, text: str) -> str:

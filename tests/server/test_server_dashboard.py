@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fake_speech import FakeEngine, new_store, on_loopback, wait_until
 
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from tests.support.fake_speech import FakeEngine, new_store, on_loopback, wait_until
+from tests.support.paths import REPOSITORY
 
-BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text(encoding="utf-8"))
+BOARD: dict[str, Any] = json.loads((REPOSITORY / "docs" / "grafana.json").read_text(encoding="utf-8"))
 QUERIES: list[str] = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
 
 

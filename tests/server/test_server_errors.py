@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from fake_speech import FakeEngine, new_store, on_loopback, wait_until
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
@@ -20,6 +19,7 @@ from hocket.errors import CapacityError, EngineStoppedError, HocketError, Invali
 from hocket.server.app import create_app
 from hocket.server.errors import http_error
 from hocket.server.settings import ServerSettings
+from tests.support.fake_speech import FakeEngine, new_store, on_loopback, wait_until
 
 GOOD = {"input": "Good.", "response_format": "pcm"}
 JSON = {"content-type": "application/json"}

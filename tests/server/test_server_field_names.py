@@ -10,17 +10,17 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fake_speech import RATE, FakeEngine, new_store, on_loopback
 from websockets.sync.client import connect
 
-from hocket.audio import FORMATS, encode_audio
+from hocket.audio.io import FORMATS, encode_audio
 from hocket.core import SpeechRequest
-from hocket.engine.speech_stream import SpeechStream
 from hocket.errors import InvalidRequestError
-from hocket.models.resolved_sampling import ResolvedSampling
+from hocket.models.sampling.params import ResolvedSampling
 from hocket.server.app import create_app
 from hocket.server.schemas import ALIASES
 from hocket.server.settings import ServerSettings
+from hocket.worker.stream import SpeechStream
+from tests.support.fake_speech import RATE, FakeEngine, new_store, on_loopback
 
 SPEECH = "/v1/audio/speech"
 #: Shorter than what the engine hears.

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_speech import FakeEngine, new_store, on_loopback
 
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from tests.support.fake_speech import FakeEngine, new_store, on_loopback
 
 #: Beside this interpreter, or wherever the user has it.
 _TOOL = shutil.which("schemathesis", path=os.pathsep.join((str(Path(sys.executable).parent), *os.get_exec_path())))

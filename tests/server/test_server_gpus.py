@@ -10,17 +10,17 @@ from typing import NoReturn
 import pytest
 import torch
 
-from cli_runner import run
-from hocket.client import EngineClient, State
 from hocket.core import SpeechRequest
 from hocket.engine.engine import Engine
-from hocket.engine.messages import EngineSpec
-from hocket.engine.worker_process import run_worker
 from hocket.errors import ConfigError
-from hocket.pool import EnginePool
 from hocket.server.profiles import load_profile, parse_settings
 from hocket.server.serve import _plan, serve
 from hocket.server.settings import Profile
+from hocket.worker.client import EngineClient, State
+from hocket.worker.messages import EngineSpec
+from hocket.worker.pool import EnginePool
+from hocket.worker.process import run_worker
+from tests.support.cli_runner import run
 
 
 def profile(*settings: str) -> Profile:

@@ -26,9 +26,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from fake_speech import wait_until
 
-from hocket.audio import FORMATS, encode_audio
+from hocket.audio.io import FORMATS, encode_audio
+from tests.support.fake_speech import wait_until
 
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 

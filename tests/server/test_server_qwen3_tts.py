@@ -15,21 +15,22 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from fake_speech import RATE, FakeEngine, on_loopback
 
-from hocket.audio import FORMATS, encode_audio
+from hocket.audio.io import FORMATS, encode_audio
+from hocket.checkpoint.voices import ONLY_DEFAULT, load_voices
 from hocket.core import AudioArray, Sampling, SpeechRequest
-from hocket.engine.messages import Ready
-from hocket.engine.speech_stream import SpeechStream
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
-from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from hocket.server.voices import VoiceStore
-from hocket.voices import ONLY_DEFAULT, load_voices
+from hocket.server.voice_store import VoiceStore
+from hocket.text.tokenizer import TextTokenizer
+from hocket.worker.messages import Ready
+from hocket.worker.stream import SpeechStream
+from tests.support import paths
+from tests.support.fake_speech import RATE, FakeEngine, on_loopback
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "qwen3_tts"
+GOLDEN = paths.GOLDEN / "qwen3_tts"
 #: A recording of 0.6 s at half of full scale, far from what levelling would make of it.
 SAMPLES = np.full((1, int(0.6 * RATE)), 0.5, np.float32) * np.sign(np.sin(np.arange(int(0.6 * RATE)))).astype(
     np.float32

@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from test_server_openai import KEY, hocket_serve
+
+from tests.server.test_server_openai import KEY, hocket_serve
 
 CONNECTIONS, ROWS, QUEUE = 200, 50, 50
 COME_AND_GO_SECONDS, OVERLOAD_SECONDS = 60.0, 30.0

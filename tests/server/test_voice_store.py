@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hocket.audio import FORMATS, decode_audio, encode_audio
+from hocket.audio.io import FORMATS, decode_audio, encode_audio
+from hocket.checkpoint.voices import BuiltinVoice, VoiceNotFoundError, voice_name
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, PreparedReference
 from hocket.errors import ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
-from hocket.server.voices import VoiceDraft, VoiceStore
-from hocket.voices import BuiltinVoice, VoiceNotFoundError, voice_name
+from hocket.server.voice_store import VoiceDraft, VoiceStore
 
 RATE = 24000
 CODES = np.arange(24).reshape(8, 3)

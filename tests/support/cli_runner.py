@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from hocket.cli import main
+from hocket.cli.app import main
+from tests.support.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
 TALKER = str(GOLDEN / "local_tiny")
 #: Belongs to the golden talker: 300 Hz, stereo, 16 codebooks of which it makes 12.
 CODEC = str(GOLDEN / "codec2_tiny")

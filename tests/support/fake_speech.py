@@ -16,20 +16,20 @@ import numpy as np
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
-from hocket.audio import to_int16
-from hocket.client import State
+from hocket.audio.io import to_int16
+from hocket.audio.reference import load_reference_codes, prepare_reference
+from hocket.checkpoint.voices import ONLY_DEFAULT
 from hocket.core import AudioChunk, FinishReason, RequestEnd, SampleFormat, SpeechRequest, Timings
-from hocket.engine.messages import Ready, Stats
-from hocket.engine.request import SchedulerStats
-from hocket.engine.speech_stream import SpeechStream
-from hocket.engine.statistics import EngineStats, Meter
+from hocket.engine.scheduling.request import SchedulerStats
+from hocket.engine.stats import EngineStats, Meter
 from hocket.errors import CapacityError, EngineStoppedError, HocketError
-from hocket.pool import WorkerStatus
-from hocket.prompt.reference import load_reference_codes, prepare_reference
-from hocket.prompt.text_front import TextFront
 from hocket.server.serve import uvicorn_server
-from hocket.server.voices import VoiceStore
-from hocket.voices import ONLY_DEFAULT
+from hocket.server.voice_store import VoiceStore
+from hocket.text.normalize import TextFront
+from hocket.worker.client import State
+from hocket.worker.messages import Ready, Stats
+from hocket.worker.pool import WorkerStatus
+from hocket.worker.stream import SpeechStream
 
 RATE = 24_000
 FRAME_SAMPLES = 1920

@@ -7,20 +7,19 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hocket.models.codec_state import CodecState
+from hocket.checkpoint.weights import load_weights
+from hocket.models.layers.codec_state import CodecState
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.weights import codec_weight_table
-from hocket.models.weights import load_weights
+from tests.support.paths import GOLDEN
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 #: Relative and absolute. Outputs have an rms of about 3.5; float32 rounding over the tiny chains stays under 7e-6.
 TOLERANCE = 2e-5
 

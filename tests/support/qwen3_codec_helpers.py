@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plain_codec import PlainCodec
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hocket.models.codec_state import CodecState
+from hocket.checkpoint.weights import load_weights
+from hocket.models.layers.codec_state import CodecState
 from hocket.models.qwen3_codec.codec import Qwen3Codec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.weights import codec_weight_table, unread_tensors
-from hocket.models.weights import load_weights
+from tests.support import paths
+from tests.support.plain_codec import PlainCodec
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3_tts"
+GOLDEN = paths.GOLDEN / "qwen3_tts"
 FOLDER = GOLDEN / "base_1b7" / "speech_tokenizer"
 #: Of samples, whose rms is 0.33. Snake turns by up to e^alpha of its input, so the random weights of the golden codec
 #: blow rounding up: float32 is 8e-5 off float64, whatever computes it, and 1.1e-4 off between chunkings.

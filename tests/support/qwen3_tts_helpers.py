@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from hocket.checkpoint.weights import WeightEntry, load_weights, stored_tensors
 from hocket.core import PromptRows, SpeechRequest
-from hocket.models.kv_cache import KVPages, PagedBatch
+from hocket.models.layers.kv_cache import KVPages, PagedBatch
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
-from hocket.models.sampling import SamplingBatch
-from hocket.models.weights import WeightEntry, load_weights, stored_tensors
-from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.sampling.batch import SamplingBatch
+from hocket.text.tokenizer import TextTokenizer
+from tests.support import paths
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "qwen3_tts"
+GOLDEN = paths.GOLDEN / "qwen3_tts"
 CHECKPOINTS = ("base_1b7", "base_0b6", "custom_1b7", "custom_0b6", "design_1b7")
 #: Relative to the golden tensor's largest value; float32 reorderings were seen to reach 2e-6.
 TOLERANCE = 2e-5

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
-from hocket.engine.memory import SCRATCH_PAGE
-from hocket.engine.request import NO_ROW, DecodeBatch, FrameBatch, PrefillItem, Request, RequestState
-from hocket.engine.scheduler import Scheduler
-from hocket.engine.scheduler_config import SchedulerConfig
+from hocket.engine.scheduling.config import SchedulerConfig
+from hocket.engine.scheduling.memory import SCRATCH_PAGE
+from hocket.engine.scheduling.request import NO_ROW, DecodeBatch, FrameBatch, PrefillItem, Request, RequestState
+from hocket.engine.scheduling.scheduler import Scheduler
 
 FRAME_SECONDS = 0.08
 STEP_SECONDS = 0.01

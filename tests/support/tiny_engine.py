@@ -6,27 +6,26 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import tiny_qwen3
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.config import EngineConfig
 from hocket.core import AudioArray, AudioChunk, RequestEnd, Samples, Sampling, SpeechRequest
+from hocket.engine.build import EngineParts, assemble
 from hocket.engine.engine import Engine
-from hocket.engine.loading import EngineParts, assemble
-from hocket.engine.request import FrameBatch, PrefillItem
-from hocket.engine.talker_runner import FramesInFlight, PageTable, TalkerRunner
+from hocket.engine.runners.talker import FramesInFlight, PageTable, TalkerRunner
+from hocket.engine.scheduling.request import FrameBatch, PrefillItem
 from hocket.models.family import Codec, LoadedTalker
 from hocket.models.moss_local.talker import STOP, MossLocalTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker
+from tests.support import tiny_qwen3
+from tests.support.paths import GOLDEN
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 SAMPLE_RATE = 300
 FRAME_SAMPLES = 24
 N_VQ = 12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +14,9 @@ from hocket.core import AudioArray, Sampling, SpeechRequest
 from hocket.models.family import Codec, LoadedTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker
+from tests.support.paths import GOLDEN
 
-FOLDER = Path(__file__).parent.parent / "golden" / "qwen3_tts" / "base_1b7"
+FOLDER = GOLDEN / "qwen3_tts" / "base_1b7"
 SAMPLE_RATE = 24_000
 #: Of stopping, at a typical hidden state: speech of some 6 frames.
 STOP_PROBABILITY = 0.25

@@ -8,11 +8,11 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_cases import CASES
 
 from hocket.core import MAX_TEXT_CHARACTERS, SpeechRequest
 from hocket.errors import InvalidRequestError
-from hocket.prompt.text_front import normalise, spoken
+from hocket.text.normalize import normalise, spoken
+from tests.support.text_cases import CASES
 
 #: All that rules look at, so that most of what hypothesis makes of it meets one.
 TRICKY = "0123456789.,:;-–/'\"$€%°² \n()+=&@#~^xXABIVkmstndrhpJanMyDcw"

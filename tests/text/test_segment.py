@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hocket.server.long_text import SentenceBuffer, split_text
+from hocket.text.segment import SentenceBuffer, split_text
 
 #: Any Unicode, lone surrogates too, with more of what makes cutting hard.
 HARD = st.sampled_from(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_codec import tiny_recipe, write_speech
 from torch import Tensor
 from training.checkpoint import ema_weights, read_parts, write_parts
 from training.codec_trainer import CodecTrainer
@@ -25,6 +24,7 @@ from training.teacher import FRAME_SAMPLES
 from training.train_codec import train
 
 from hocket.models.moss_codec.codec import MossCodec
+from tests.support.tiny_codec import tiny_recipe, write_speech
 from training import encode_data
 
 CPU = torch.device("cpu")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_codec import tiny_recipe, write_speech
 from training.checkpoint import ema_weights, read_parts, write_parts
 from training.codec_trainer import CodecTrainer
 from training.curves import read_log
@@ -17,6 +16,8 @@ from training.losses import mel_filters, short_time_spectrum
 from training.quantise import quantise
 from training.recipe import Recipe
 from training.train_codec import train
+
+from tests.support.tiny_codec import tiny_recipe, write_speech
 
 CPU = torch.device("cpu")
 

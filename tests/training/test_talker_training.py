@@ -21,8 +21,8 @@ from training.train_talker import TalkerData, TalkerRecipe, TalkerTrainer, train
 
 from hocket.core import SpeechRequest
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.prompt.moss_local import MossLocalPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.moss_local.prompt import MossLocalPrompt
+from hocket.text.tokenizer import TextTokenizer
 
 CODEBOOKS = 3
 WORDS = ("one", "two", "three", "four", "five", "six")

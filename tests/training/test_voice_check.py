@@ -17,7 +17,7 @@ from training.teacher_audio import Recordings, read_wav
 from training.trial import Result, Speaker, Trial
 
 from hocket import Sampling, Speech, SpeechRequest, Timings
-from hocket.voices import BuiltinVoice
+from hocket.checkpoint.voices import BuiltinVoice
 from training import panel, trial, voice_check
 
 CHECKS = [Check("sentence", 1.0, "the red door"), Check("sentence", 2.0, "a cold day"), Check("sentence", 1.0, "go")]

@@ -20,15 +20,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hocket.audio import write_audio
-from hocket.client import EngineClient, State
+from hocket.audio.io import write_audio
 from hocket.config import ChunkPolicy, EngineConfig, RunawayPolicy
 from hocket.core import AudioArray, AudioChunk, Reference, Sampling, Speech, SpeechRequest
 from hocket.engine.engine import Engine
-from hocket.engine.messages import EngineSpec
-from hocket.engine.speech_stream import SpeechStream
 from hocket.errors import CapacityError, CheckpointError, EngineStoppedError, HocketError, InvalidRequestError
 from hocket.models.moss_local.talker import STOP
+from hocket.worker.client import EngineClient, State
+from hocket.worker.messages import EngineSpec
+from hocket.worker.stream import SpeechStream
 
 CONFIG = EngineConfig(
     rows=8,
@@ -68,7 +68,7 @@ def endpoint(spec: EngineSpec) -> Iterator[str]:
     """A worker that all tests may use which do it no harm."""
     with tempfile.TemporaryDirectory(prefix="hocket-test-") as folder:
         address = f"ipc://{folder}/s"
-        command = [sys.executable, "-m", "hocket.engine.worker_process", address, spec.model_dump_json()]
+        command = [sys.executable, "-m", "hocket.worker.process", address, spec.model_dump_json()]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             yield address
             process.terminate()
@@ -396,9 +396,9 @@ def test_a_model_that_does_not_load_says_why(tmp_path: Path) -> None:
 def test_the_worker_leaves_with_its_parent(spec: EngineSpec) -> None:
     script = """
         import asyncio, sys
-        from hocket.client import EngineClient, State
+        from hocket.worker.client import EngineClient, State
         from hocket.core import SpeechRequest
-        from hocket.engine.messages import EngineSpec
+        from hocket.worker.messages import EngineSpec
 
         async def main():
             client = await EngineClient.start(EngineSpec.model_validate_json(sys.argv[1]))

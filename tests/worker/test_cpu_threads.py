@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny_engine import EAGER, STRICT, engine, patient_talker
+
+from tests.support.tiny_engine import EAGER, STRICT, engine, patient_talker
 
 WAIT_POLICY = "import os, {}; print(os.environ.get('OMP_WAIT_POLICY'))"
 

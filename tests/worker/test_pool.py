@@ -13,10 +13,10 @@ import pytest
 from hocket.config import ChunkPolicy, EngineConfig, RunawayPolicy
 from hocket.core import AudioChunk, SpeechRequest
 from hocket.engine.engine import Engine
-from hocket.engine.messages import EngineSpec
-from hocket.engine.speech_stream import SpeechStream
 from hocket.errors import CheckpointError, EngineStoppedError
-from hocket.pool import EnginePool
+from hocket.worker.messages import EngineSpec
+from hocket.worker.pool import EnginePool
+from hocket.worker.stream import SpeechStream
 
 CONFIG = EngineConfig(
     rows=4,

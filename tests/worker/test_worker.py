@@ -17,10 +17,13 @@ import numpy as np
 import pytest
 import zmq
 
-from hocket.client import EngineClient
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
-from hocket.engine.messages import (
+from hocket.engine.scheduling.request import SchedulerStats
+from hocket.engine.stats import EngineStats, Meter
+from hocket.errors import CapacityError, EngineStoppedError, HocketError
+from hocket.worker.client import EngineClient
+from hocket.worker.messages import (
     VERSION,
     Heartbeat,
     Hello,
@@ -30,10 +33,7 @@ from hocket.engine.messages import (
     encode,
     submit_message,
 )
-from hocket.engine.request import SchedulerStats
-from hocket.engine.statistics import EngineStats, Meter
-from hocket.engine.worker import Worker, open_socket
-from hocket.errors import CapacityError, EngineStoppedError, HocketError
+from hocket.worker.worker import Worker, open_socket
 
 SECRET = "what the user wrote"
 

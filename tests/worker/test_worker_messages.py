@@ -24,7 +24,7 @@ from hocket.core import (
     SpeechRequest,
     Timings,
 )
-from hocket.engine.messages import (
+from hocket.worker.messages import (
     Chunk,
     EngineSpec,
     OutMessage,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.audio.files import check_replaceable, write_atomically
 from hocket.errors import AudioFileError
-from hocket.files import check_replaceable, write_atomically
 
 _NPY_MAGIC = b"\x93NUMPY"
 _ZIP_MAGIC = b"PK\x03\x04"

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hocket.audio.files import check_replaceable, write_atomically
 from hocket.core import AudioArray, Samples
 from hocket.errors import AudioFileError
-from hocket.files import check_replaceable, write_atomically
 
 MAX_CHANNELS = 8
 MAX_SAMPLE_RATE = 192_000

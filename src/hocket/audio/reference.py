@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, resample
-from hocket.codes_file import as_codes, read_codes
+from hocket.audio.codes_file import as_codes, read_codes
+from hocket.audio.io import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, resample
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, PreparedReference, Reference
 from hocket.errors import AudioFileError, ReferenceAudioError

@@ -14,7 +14,7 @@ from hocket.bench import options as take
 from hocket.errors import ConfigError, HocketError
 
 if TYPE_CHECKING:
-    from hocket.bench.conditions import Condition
+    from hocket.bench.report.conditions import Condition
 
 bench_app = typer.Typer(rich_markup_mode=None, help="Measure speech servers, and the engine by itself.")
 
@@ -25,10 +25,10 @@ def serve(options: take.ServeOptions) -> None:
     """Load any OpenAI-compatible speech server, and judge every answer by what a listener would hear."""
     from rich.console import Console
 
-    from hocket.bench.conditions import Condition
-    from hocket.bench.report import print_report, write_json, write_page
-    from hocket.bench.session import bench_serve
-    from hocket.bench.summary import figure_names
+    from hocket.bench.load.runner import bench_serve
+    from hocket.bench.report.conditions import Condition
+    from hocket.bench.report.report import print_report, write_json, write_page
+    from hocket.bench.report.statistics import figure_names
 
     conditions = [Condition.parse(text) for text in options.fail_if or []]
     for condition in conditions:
@@ -57,10 +57,10 @@ def compare(
     """Compare two reports: ratios with intervals, and what is noise."""
     from rich.console import Console
 
-    from hocket.bench.compare import compare as compare_reports
-    from hocket.bench.compare import differences, print_comparison
-    from hocket.bench.conditions import Condition
-    from hocket.bench.report import read_report
+    from hocket.bench.report.compare import compare as compare_reports
+    from hocket.bench.report.compare import differences, print_comparison
+    from hocket.bench.report.conditions import Condition
+    from hocket.bench.report.report import read_report
 
     conditions = [Condition.parse(text) for text in fail_if or []]
     before, after = read_report(a, "serve"), read_report(b, "serve")
@@ -98,7 +98,7 @@ def isolation(options: take.IsolationOptions) -> None:
     were understood to tell.
     """
     from hocket.bench.isolation import bench_isolation, print_isolation
-    from hocket.bench.report import write_json
+    from hocket.bench.report.report import write_json
 
     report = bench_isolation(*options.wishes())
     if options.json_path is not None:
@@ -113,8 +113,8 @@ def engine(options: take.EngineOptions) -> None:
     """Measure the engine by itself: no server, no network, with --random-weights no checkpoint; one line of JSON."""
     from rich.console import Console
 
-    from hocket.bench.engine import bench_engine, engine_table
-    from hocket.bench.report import write_json
+    from hocket.bench.engine.bench import bench_engine, engine_table
+    from hocket.bench.report.report import write_json
 
     figures = bench_engine(options.wishes())
     if options.json_path is not None:

@@ -18,18 +18,18 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from hocket.bench.asker import Asker
+from hocket.bench.environment import command_line, host_facts, now, without_key
 from hocket.bench.faults import AnswerError
-from hocket.bench.floor import own_load
-from hocket.bench.hearing import embed_file
-from hocket.bench.host import command_line, host_facts, now, without_key
-from hocket.bench.load import Load, StageRun, run_stage
+from hocket.bench.judge.asr import RATE, to_recogniser
+from hocket.bench.judge.speaker_similarity import similarity
+from hocket.bench.judge.wer import normal
+from hocket.bench.load.client import Asker
+from hocket.bench.load.generator import Load, StageRun, run_stage
+from hocket.bench.load.postprocess import embed_file
+from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.runner import server_facts
+from hocket.bench.load.self_check import own_load
 from hocket.bench.optional import need
-from hocket.bench.session import server_facts
-from hocket.bench.similarity import similarity
-from hocket.bench.transcribe import RATE, to_recogniser
-from hocket.bench.wishes import Wishes
-from hocket.bench.words import normal
 from hocket.errors import ConfigError
 from hocket.progress import progress_bar
 

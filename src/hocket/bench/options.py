@@ -19,10 +19,10 @@ import typer
 from hocket.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hocket.bench.engine import EngineWishes
+    from hocket.bench.engine.bench import EngineWishes
     from hocket.bench.isolation import By
-    from hocket.bench.load import Load
-    from hocket.bench.wishes import Wishes
+    from hocket.bench.load.generator import Load
+    from hocket.bench.load.run_config import Wishes
 
 _REFERENCES_NEEDED = "--similarity needs a dataset with reference recordings"
 
@@ -123,10 +123,10 @@ class Asking:
         """`more` are fields of `Wishes`. Raises ConfigError, before it loads what listens."""
         from hocket.bench.dataset import choose, load_dataset
         from hocket.bench.dialects import find_dialect, parse_delivery
-        from hocket.bench.similarity import load_speaker_model
-        from hocket.bench.transcribe import load_recogniser
-        from hocket.bench.wire import Target, bearer
-        from hocket.bench.wishes import Wishes
+        from hocket.bench.http import Target, bearer
+        from hocket.bench.judge.asr import load_recogniser
+        from hocket.bench.judge.speaker_similarity import load_speaker_model
+        from hocket.bench.load.run_config import Wishes
         from hocket.config import Environment
 
         api_key = self.api_key or Environment.read().api_key
@@ -206,7 +206,7 @@ class ServeOptions(Asking):
 
     def wishes(self) -> Wishes:
         """Raises ConfigError, and AudioFileError for a report that could not be written."""
-        from hocket.bench.judge import Limits
+        from hocket.bench.judge.outcome import Limits
 
         self._check_partners(self.transcribe, "--transcribe")
         needs("--max-cer", self.max_cer, self.transcribe, "--transcribe")
@@ -235,7 +235,7 @@ class ServeOptions(Asking):
 
     def _loads(self) -> list[Load]:
         """The stages. Raises ConfigError when they contradict each other."""
-        from hocket.bench.load import parse_arrivals, parse_ramp
+        from hocket.bench.load.generator import parse_arrivals, parse_ramp
 
         of_clients = None if self.clients is None else str(self.clients)
         of_rate = None if self.rate is None else f"{self.rate}/s"
@@ -249,7 +249,7 @@ class ServeOptions(Asking):
 
     def _audio_folder(self) -> Path | None:
         """Where audio worth hearing is kept: beside the report, which must be writable."""
-        from hocket.files import check_replaceable
+        from hocket.audio.files import check_replaceable
 
         for output in (self.json_path, self.html):
             if output is not None:
@@ -279,9 +279,9 @@ class IsolationOptions(Asking):
 
     def wishes(self) -> tuple[Wishes, By]:
         """Raises ConfigError, and AudioFileError for a report that could not be written."""
+        from hocket.audio.files import check_replaceable
         from hocket.bench.isolation import parse_by
-        from hocket.bench.load import Load
-        from hocket.files import check_replaceable
+        from hocket.bench.load.generator import Load
 
         by = parse_by(self.by)
         self._check_partners(by == "words", "--by words")
@@ -324,8 +324,8 @@ class EngineOptions:
 
     def wishes(self) -> EngineWishes:
         """Raises ConfigError, and AudioFileError for a report that could not be written."""
-        from hocket.bench.engine import CONTEXT_ROWS, EngineWishes, engine_config
-        from hocket.files import check_replaceable
+        from hocket.audio.files import check_replaceable
+        from hocket.bench.engine.bench import CONTEXT_ROWS, EngineWishes, engine_config
         from hocket.server.profiles import load_profile, parse_settings
 
         if self.clients is not None and self.open_loop is not None:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hocket.core import StrictModel
 from hocket.errors import ConfigError
-from hocket.models.kv_cache import FP8, SCALE_DTYPE
-from hocket.models.qwen3 import Qwen3BackboneConfig
+from hocket.models.layers.kv_cache import FP8, SCALE_DTYPE
+from hocket.models.layers.qwen3 import Qwen3BackboneConfig
 
 #: Bounds far beyond any model, so that a damaged file is refused and not built.
 Size = Annotated[int, Field(ge=1, le=2**24)]

@@ -9,10 +9,10 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
+from hocket.checkpoint.voices import ONLY_DEFAULT, Voices, load_voices
 from hocket.core import Sampling, StrictModel
 from hocket.errors import CheckpointError
-from hocket.prompt.text_front import TextFront
-from hocket.voices import ONLY_DEFAULT, Voices, load_voices
+from hocket.text.normalize import TextFront
 
 
 class _HocketFile(StrictModel):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from hocket.codes_file import read_codes
+from hocket.audio.codes_file import read_codes
 from hocket.core import SpeechRequest, StrictModel
 from hocket.errors import AudioFileError, CheckpointError, InvalidRequestError
 

@@ -14,8 +14,8 @@ from typer.exceptions import TyperException
 
 from hocket import __version__
 from hocket.bench.cli import bench_app
-from hocket.cli_options import Device, Dtype, Json, Model, OnlyCodec, print_out
-from hocket.cli_say import say
+from hocket.cli.options import Device, Dtype, Json, Model, OnlyCodec, print_out
+from hocket.cli.say import say
 from hocket.errors import AudioFileError, HocketError
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ def codec_encode(
     """Turn an audio file into codes."""
     import torch
 
-    from hocket.codes_file import check_codes_writable, write_codes
+    from hocket.audio.codes_file import check_codes_writable, write_codes
+    from hocket.audio.reference import prepare_audio, prepare_reference
     from hocket.config import ReferenceLimits
-    from hocket.prompt.reference import prepare_audio, prepare_reference
 
     check_codes_writable(output)
     model = _load_codec(codec, device, dtype)
@@ -146,8 +146,8 @@ def codec_decode(
     """Turn codes into an audio file."""
     import torch
 
-    from hocket.audio import check_writable, write_audio
-    from hocket.codes_file import read_codes
+    from hocket.audio.codes_file import read_codes
+    from hocket.audio.io import check_writable, write_audio
 
     check_writable(output)
     if float32 and output.suffix.lower() != ".wav":
@@ -167,7 +167,7 @@ def info(
     as_json: Json = False,
 ) -> None:
     """Describe a checkpoint: family, dimensions, parameters, memory."""
-    from hocket.engine.loading import parse_dtype
+    from hocket.engine.build import parse_dtype
     from hocket.info import describe
 
     facts = describe(model, parse_dtype(dtype), rows)
@@ -206,7 +206,7 @@ def _fail(message: str, code: int, kind: str = "error") -> NoReturn:
 
 
 def _load_codec(codec: str | None, device: str, dtype: str) -> LoadedCodec:
-    from hocket.engine.loading import parse_device, parse_dtype
+    from hocket.engine.build import parse_device, parse_dtype
     from hocket.models.registry import builtin_model, codec_folder, load_codec
 
     on, precision = parse_device(device), parse_dtype(dtype)

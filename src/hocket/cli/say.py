@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli_options import Codec, Device, Dtype, Json, Model, print_out
+from hocket.cli.options import Codec, Device, Dtype, Json, Model, print_out
 from hocket.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ def _speak(
     if codec == "none" and (output is not None or codes_out is None):
         raise InvalidRequestError("--codec none makes no audio; leave out --output and give --codes-out FILE.npy")
 
-    from hocket.audio import check_writable, write_audio
-    from hocket.codes_file import check_codes_writable, write_codes
+    from hocket.audio.codes_file import check_codes_writable, write_codes
+    from hocket.audio.io import check_writable, write_audio
+    from hocket.checkpoint.voices import find_voice
     from hocket.engine.engine import Engine
     from hocket.info import checkpoint_extras
-    from hocket.voices import find_voice
 
     if request.voice is not None:
         find_voice(checkpoint_extras(model).voices, request.voice)  # an error before the weights are loaded

@@ -12,28 +12,28 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from hocket.checkpoint.extras import Extras
+from hocket.checkpoint.hub import resolve_checkpoint
+from hocket.checkpoint.voices import ONLY_DEFAULT, Voices
 from hocket.config import EngineConfig, Environment
 from hocket.core import PLAIN_VOICES, PromptRows, VoiceTraits
-from hocket.engine.codec_places import STRICT_STREAMS, Place
-from hocket.engine.codec_runner import CodecRunner, DecodedChunk, SamplesInFlight
-from hocket.engine.conversions import Conversions
-from hocket.engine.plan import MemoryPlan, kv_dtype, plan_memory
-from hocket.engine.references import ReferenceEncoder
-from hocket.engine.request import DecodeBatch, FrameBatch, PrefillItem
-from hocket.engine.scheduler import Scheduler
-from hocket.engine.scheduler_config import SchedulerConfig
-from hocket.engine.talker_runner import FramesInFlight, PageTable, TalkerRunner
-from hocket.engine.voice_vectors import VoiceVectors
+from hocket.engine.memory_plan import MemoryPlan, kv_dtype, plan_memory
+from hocket.engine.references.conversions import Conversions
+from hocket.engine.references.encoder import ReferenceEncoder
+from hocket.engine.references.speaker_vectors import VoiceVectors
+from hocket.engine.runners.codec import CodecRunner, DecodedChunk, SamplesInFlight
+from hocket.engine.runners.codec_slots import STRICT_STREAMS, Place
+from hocket.engine.runners.talker import FramesInFlight, PageTable, TalkerRunner
+from hocket.engine.scheduling.config import SchedulerConfig
+from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
+from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.errors import ConfigError
-from hocket.models.checkpoint import resolve_checkpoint
-from hocket.models.extras import Extras
 from hocket.models.family import Codec, CodecConfig, LoadedTalker, PromptBuilder
-from hocket.models.fp8 import check_fp8_device, quantize_models
-from hocket.models.layers import lay_out_for_cpu
+from hocket.models.layers.basic import lay_out_for_cpu
+from hocket.models.layers.fp8 import check_fp8_device, quantize_models
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
-from hocket.models.resolved_sampling import ResolvedSampling
-from hocket.prompt.text_front import TextFront
-from hocket.voices import ONLY_DEFAULT, Voices
+from hocket.models.sampling.params import ResolvedSampling
+from hocket.text.normalize import TextFront
 
 #: Weights under this many bytes are run on one CPU thread where threads spin (`EngineConfig.cpu_threads`).
 _SMALL_WEIGHT_BYTES = 256 * 2**20

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from hocket.engine.codec_places import Place
+from hocket.engine.build import ChunkRunner
 from hocket.engine.job import Job
-from hocket.engine.loading import ChunkRunner
 from hocket.engine.primed_streams import PrimedStreams, digest
-from hocket.engine.scheduler import Scheduler
-from hocket.engine.statistics import Meter
+from hocket.engine.runners.codec_slots import Place
+from hocket.engine.scheduling.scheduler import Scheduler
+from hocket.engine.stats import Meter
 
 
 class Hearing:

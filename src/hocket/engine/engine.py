@@ -19,20 +19,20 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.checkpoint.voices import Voices, with_reference_of_voice
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, FinishReason, RequestEnd, Samples, Speech, SpeechRequest
-from hocket.engine.codec_runner import DecodedChunk
+from hocket.engine.build import EngineParts, load_parts, new_scheduler
 from hocket.engine.intake import Intake
 from hocket.engine.interrupts import deferred_interrupt
 from hocket.engine.job import Job, resolve_seed
-from hocket.engine.lanes import CodecLane, TalkerLane
-from hocket.engine.loading import EngineParts, load_parts, new_scheduler
-from hocket.engine.request import DecodeItem
-from hocket.engine.statistics import EngineStats, Meter
+from hocket.engine.pipeline import CodecLane, TalkerLane
+from hocket.engine.runners.codec import DecodedChunk
+from hocket.engine.scheduling.request import DecodeItem
+from hocket.engine.stats import EngineStats, Meter
 from hocket.errors import EngineStoppedError, InvalidRequestError, not_finite
 from hocket.progress import progress_bar
-from hocket.prompt.text_front import spoken
-from hocket.voices import Voices, with_reference_of_voice
+from hocket.text.normalize import spoken
 
 #: How often a step that waits for the device looks whether something has come back.
 _POLL_SECONDS = 50e-6

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.audio.reference import load_reference_codes, prepare_reference
 from hocket.core import Reference, ReferenceNeeds
+from hocket.engine.build import EngineParts
 from hocket.engine.job import Job
-from hocket.engine.loading import EngineParts
-from hocket.engine.runaway import SilenceDetector, frame_budget
-from hocket.engine.scheduler import Scheduler
+from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
+from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError
-from hocket.prompt.reference import load_reference_codes, prepare_reference
 
 _LOG = logging.getLogger("hocket.engine")
 

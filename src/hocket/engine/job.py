@@ -19,11 +19,11 @@ from hocket.core import (
     Timings,
     drawn_seed,
 )
-from hocket.engine.references import Key
-from hocket.engine.request import Request
-from hocket.engine.runaway import SilenceDetector
+from hocket.engine.references.encoder import Key
+from hocket.engine.scheduling.request import Request
+from hocket.engine.scheduling.runaway import SilenceDetector
 from hocket.errors import HocketError
-from hocket.models.resolved_sampling import ResolvedSampling
+from hocket.models.sampling.params import ResolvedSampling
 
 
 def resolve_seed(request: SpeechRequest) -> int:

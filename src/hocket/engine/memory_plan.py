@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from hocket.config import EngineConfig
-from hocket.engine.codec_places import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
-from hocket.engine.conversions import PIECE_FRAMES
-from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
-from hocket.engine.sampling_rows import ROW_BYTES as SAMPLING_BYTES
+from hocket.engine.references.conversions import PIECE_FRAMES
+from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
+from hocket.engine.runners.codec_slots import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
+from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
 from hocket.models.family import CodecConfig, TalkerConfig
-from hocket.models.kv_cache import FP8
+from hocket.models.layers.kv_cache import FP8
 
 
 @dataclass(frozen=True, slots=True)

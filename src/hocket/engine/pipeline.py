@@ -9,16 +9,16 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.engine.codec_places import Place
-from hocket.engine.codec_runner import DecodedChunk, SamplesInFlight
-from hocket.engine.hearing import Hearing
+from hocket.engine.build import ChunkRunner, EngineParts
+from hocket.engine.codec_priming import Hearing
 from hocket.engine.job import Job
-from hocket.engine.loading import ChunkRunner, EngineParts
-from hocket.engine.request import DecodeItem, FrameBatch, PrefillItem
-from hocket.engine.runaway import LoopDetector
-from hocket.engine.scheduler import Scheduler
-from hocket.engine.statistics import Meter
-from hocket.engine.talker_runner import FramesInFlight
+from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight
+from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.talker import FramesInFlight
+from hocket.engine.scheduling.request import DecodeItem, FrameBatch, PrefillItem
+from hocket.engine.scheduling.runaway import LoopDetector
+from hocket.engine.scheduling.scheduler import Scheduler
+from hocket.engine.stats import Meter
 
 
 class TalkerLane:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from hocket.engine.request import SchedulerStats
+from hocket.engine.scheduling.request import SchedulerStats
 
 
 @dataclass(slots=True)

@@ -13,9 +13,11 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from hocket.kernels import reference, reference_conv, reference_rings
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.scaled import Scaled
+from hocket.kernels.reference import conv as reference_conv
+from hocket.kernels.reference import rings as reference_rings
+from hocket.kernels.reference import talker as reference
+from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.scaled import Scaled
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -28,7 +30,7 @@ def use_kernels(x: Tensor | Scaled | Chunks) -> bool:
 @functools.cache
 def _kernels() -> dict[Callable[..., object], Callable[..., object]]:
     # Here, because Triton is there only where PyTorch has been built for GPUs.
-    from hocket.kernels.compiled import KERNELS
+    from hocket.kernels.gpu.compiled import KERNELS
 
     return KERNELS
 

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hocket.checkpoint.extras import Extras
+from hocket.checkpoint.weights import WeightEntry
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest, VoiceTraits
-from hocket.models.codec_state import CodecState, Direction, PackedStreams
-from hocket.models.extras import Extras
-from hocket.models.kv_cache import KVPages, PagedBatch
-from hocket.models.resolved_sampling import ResolvedSampling
-from hocket.models.sampling import SamplingBatch
-from hocket.models.weights import WeightEntry
+from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams
+from hocket.models.layers.kv_cache import KVPages, PagedBatch
+from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling.params import ResolvedSampling
 
 
 class PromptBuilder(Protocol):

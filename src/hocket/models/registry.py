@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
+from hocket.checkpoint.extras import Extras, load_extras
+from hocket.checkpoint.hub import read_config, resolve_checkpoint
 from hocket.errors import CheckpointError, ConfigError
-from hocket.models.checkpoint import read_config, resolve_checkpoint
-from hocket.models.extras import Extras, load_extras
 from hocket.models.family import Codec, CodecPlan, LoadedTalker, TalkerPlan
 from hocket.models.moss_codec import config as moss_codec
 from hocket.models.moss_codec import family as moss_codec_family

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InvalidRequestError
-from hocket.models.codec_state import CodecState, PackedStreams
 from hocket.models.family import CodecConfig
+from hocket.models.layers.codec_state import CodecState, PackedStreams
 
 #: Frames per step when a whole recording is coded: bounds memory whatever its length.
 WHOLE_CHUNK_FRAMES = 32

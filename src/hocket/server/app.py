@@ -15,21 +15,21 @@ from starlette.exceptions import HTTPException
 from hocket import __version__
 from hocket.errors import HocketError
 from hocket.server.admission import Admission
-from hocket.server.answers import SpeechAnswer
-from hocket.server.batch import speak_batch
-from hocket.server.documents import ERROR_ANSWERS, document_models, json_body, json_document
 from hocket.server.errors import ApiError, error_code, error_response, http_error
 from hocket.server.gate import Gate, record_of
 from hocket.server.metrics import Metrics
-from hocket.server.pages import studio_router
+from hocket.server.openapi import ERROR_ANSWERS, document_models, json_body, json_document
+from hocket.server.routes.batch import speak_batch
+from hocket.server.routes.studio import studio_router
+from hocket.server.routes.tokens import DecodeBody, EncodeBody
+from hocket.server.routes.tokens import router as token_router
+from hocket.server.routes.voices import router as voice_router
 from hocket.server.schemas import BatchBody, SpeechBody, read_body
 from hocket.server.services import Services, SpeechClient, services_of
 from hocket.server.settings import ServerSettings
-from hocket.server.token_routes import DecodeBody, EncodeBody
-from hocket.server.token_routes import router as token_router
-from hocket.server.voice_routes import router as voice_router
-from hocket.server.voices import VoiceStore
-from hocket.server.websocket import websocket_router
+from hocket.server.speech.responses import SpeechAnswer
+from hocket.server.voice_store import VoiceStore
+from hocket.server.websocket.session import websocket_router
 
 
 class _PlainRoute(APIRoute):

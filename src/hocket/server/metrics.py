@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hocket.core import FinishReason
-from hocket.engine.messages import Stats
-from hocket.pool import WorkerStatus
+from hocket.worker.messages import Stats
+from hocket.worker.pool import WorkerStatus
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)

@@ -17,15 +17,15 @@ import uvloop
 from fastapi import FastAPI
 
 from hocket import __version__
-from hocket.engine.loading import engine_devices, parse_device, parse_dtype
-from hocket.engine.messages import Ready
+from hocket.engine.build import engine_devices, parse_device, parse_dtype
 from hocket.errors import ConfigError
 from hocket.info import checkpoint_extras, engine_memory
-from hocket.pool import EnginePool
 from hocket.server.app import create_app
 from hocket.server.services import Services
 from hocket.server.settings import Profile, ServerSettings
-from hocket.server.voices import VoiceStore
+from hocket.server.voice_store import VoiceStore
+from hocket.worker.messages import Ready
+from hocket.worker.pool import EnginePool
 
 _LOG = logging.getLogger("hocket.server")
 

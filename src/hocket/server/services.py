@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import HTTPConnection
 
-from hocket.client import State
 from hocket.core import SpeechRequest
-from hocket.engine.messages import Ready, Stats
-from hocket.engine.speech_stream import SpeechStream
-from hocket.pool import WorkerStatus
 from hocket.server.admission import Admission
 from hocket.server.metrics import Metrics
 from hocket.server.settings import ServerSettings
-from hocket.server.voices import VoiceStore
+from hocket.server.voice_store import VoiceStore
+from hocket.worker.client import State
+from hocket.worker.messages import Ready, Stats
+from hocket.worker.pool import WorkerStatus
+from hocket.worker.stream import SpeechStream
 
 
 class SpeechClient(Protocol):
-    """What the server asks of `hocket.pool.EnginePool`, which says what each call does."""
+    """What the server asks of `hocket.worker.pool.EnginePool`, which says what each call does."""
 
     @property
     def state(self) -> State: ...

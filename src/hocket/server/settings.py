@@ -9,8 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from hocket.config import EngineConfig, NonNegativeFloat, PositiveFloat, PositiveInt
 from hocket.core import StrictModel
-from hocket.engine.messages import EngineSpec
-from hocket.server.fetch import FetchPolicy
+from hocket.server.speech.fetch import FetchPolicy
+from hocket.worker.messages import EngineSpec
 
 ResponseFormat = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 

@@ -27,14 +27,14 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_safetensors
 
-from hocket.audio import FORMATS, decode_audio, encode_audio
-from hocket.codes_file import as_codes
+from hocket.audio.codes_file import as_codes
+from hocket.audio.files import write_atomically
+from hocket.audio.io import FORMATS, decode_audio, encode_audio
+from hocket.audio.reference import prepare_reference
+from hocket.checkpoint.voices import BuiltinVoice, VoiceNotFoundError, Voices, voice_name
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, PreparedReference, Reference, StrictModel
 from hocket.errors import AudioFileError, ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
-from hocket.files import write_atomically
-from hocket.prompt.reference import prepare_reference
-from hocket.voices import BuiltinVoice, VoiceNotFoundError, Voices, voice_name
 
 MAX_DESCRIPTION_CHARACTERS = 1_000
 MAX_TRANSCRIPT_CHARACTERS = 5_000

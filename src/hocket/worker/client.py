@@ -23,10 +23,18 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from hocket.audio import to_float32
+from hocket.audio.io import to_float32
+from hocket.audio.reference import load_reference_codes, prepare_reference
 from hocket.core import AudioChunk, PreparedReference, Reference, Speech, SpeechRequest
-from hocket.engine.link import Link
-from hocket.engine.messages import (
+from hocket.errors import (
+    CapacityError,
+    EngineStoppedError,
+    HocketError,
+    InvalidRequestError,
+)
+from hocket.text.normalize import spoken
+from hocket.worker.connection import Link
+from hocket.worker.messages import (
     HEARTBEAT_SECONDS,
     AskStats,
     Cancel,
@@ -43,16 +51,8 @@ from hocket.engine.messages import (
     read_chunk,
     submit_message,
 )
-from hocket.engine.speech_stream import SpeechStream
-from hocket.engine.supervisor import Supervisor
-from hocket.errors import (
-    CapacityError,
-    EngineStoppedError,
-    HocketError,
-    InvalidRequestError,
-)
-from hocket.prompt.reference import load_reference_codes, prepare_reference
-from hocket.prompt.text_front import spoken
+from hocket.worker.stream import SpeechStream
+from hocket.worker.supervisor import Supervisor
 
 _LOG = logging.getLogger("hocket.worker")
 

@@ -9,7 +9,8 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from hocket.engine.messages import (
+from hocket.errors import CapacityError, EngineStoppedError, HocketError
+from hocket.worker.messages import (
     QUEUE_MESSAGES,
     VERSION,
     AskStats,
@@ -20,7 +21,6 @@ from hocket.engine.messages import (
     decode_from_worker,
     encode,
 )
-from hocket.errors import CapacityError, EngineStoppedError, HocketError
 
 #: How often a worker that is not there is tried again.
 _RECONNECT_MS = 50

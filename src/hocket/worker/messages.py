@@ -29,8 +29,8 @@ from hocket.core import (
     Timings,
     VoiceTraits,
 )
-from hocket.engine.statistics import EngineStats
-from hocket.prompt.text_front import TextFront
+from hocket.engine.stats import EngineStats
+from hocket.text.normalize import TextFront
 
 #: Both ends must have the same; raised whenever a message changes.
 VERSION = 7

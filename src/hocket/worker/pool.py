@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.client import BUFFER_BYTES, HANG_SECONDS, EngineClient, State
 from hocket.core import SpeechRequest
-from hocket.engine.messages import EngineSpec, Ready, Stats
-from hocket.engine.speech_stream import SpeechStream
 from hocket.errors import EngineStoppedError
+from hocket.worker.client import BUFFER_BYTES, HANG_SECONDS, EngineClient, State
+from hocket.worker.messages import EngineSpec, Ready, Stats
+from hocket.worker.stream import SpeechStream
 
 
 @dataclass(frozen=True, slots=True)

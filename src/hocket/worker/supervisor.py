@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from hocket.engine.messages import EngineSpec, WireError
 from hocket.errors import ConfigError, EngineStoppedError, HocketError
+from hocket.worker.messages import EngineSpec, WireError
 
 _LOG = logging.getLogger("hocket.worker")
 
@@ -95,7 +95,7 @@ class Supervisor:
         """Exit code of a worker (negative: the signal that ended it) and what it reported."""
         # In a session of its own, so that Ctrl-C on a terminal reaches the front end alone.
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "hocket.engine.worker_process", self.endpoint, self._spec.model_dump_json()),
+            *(sys.executable, "-m", "hocket.worker.process", self.endpoint, self._spec.model_dump_json()),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,

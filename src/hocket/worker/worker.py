@@ -18,8 +18,11 @@ import zmq
 
 from hocket.config import EngineConfig
 from hocket.core import PLAIN_VOICES, AudioChunk, PreparedReference, RequestEnd, SpeechRequest, Timings, VoiceTraits
-from hocket.engine.conversions import Conversions
-from hocket.engine.messages import (
+from hocket.engine.references.conversions import Conversions
+from hocket.engine.stats import EngineStats
+from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError
+from hocket.text.normalize import TextFront
+from hocket.worker.messages import (
     HEARTBEAT_SECONDS,
     QUEUE_MESSAGES,
     VERSION,
@@ -41,9 +44,6 @@ from hocket.engine.messages import (
     read_content,
     read_request,
 )
-from hocket.engine.statistics import EngineStats
-from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError
-from hocket.prompt.text_front import TextFront
 
 _LOG = logging.getLogger("hocket.worker")
 

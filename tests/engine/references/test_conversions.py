@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tiny_engine import FRAME_SAMPLES, codec
 
 from hocket.core import AudioChunk
-from hocket.engine.conversions import MAX_WAITING, PIECE_FRAMES, Conversions
+from hocket.engine.references.conversions import MAX_WAITING, PIECE_FRAMES, Conversions
 from hocket.errors import CapacityError, InvalidRequestError
+from tests.support.tiny_engine import FRAME_SAMPLES, codec
 
 
 def noise(frames: float, seed: int = 0) -> NDArray[np.float32]:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tiny_engine import EAGER, FRAME_SAMPLES, N_VQ, Listener, codec, endless_talker, engine, noise
 from torch import Tensor
 
 from hocket.config import ChunkPolicy, EngineConfig, ReferenceCacheConfig
 from hocket.core import SpeechRequest
-from hocket.engine.references import ENCODER_CHUNK_FRAMES, ENCODER_ROWS, ReferenceEncoder
+from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS, ReferenceEncoder
 from hocket.errors import CapacityError, ConfigError, ReferenceAudioError
-from hocket.models.codec_state import CodecState
+from hocket.models.layers.codec_state import CodecState
 from hocket.models.moss_codec.codec import MossCodec
+from tests.support.tiny_engine import EAGER, FRAME_SAMPLES, N_VQ, Listener, codec, endless_talker, engine, noise
 
 MANY = ReferenceCacheConfig()
 

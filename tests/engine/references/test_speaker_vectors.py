@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import tiny_qwen3
 import torch
-from tiny_engine import EAGER, Listener, engine
 from torch import Tensor, nn
 
 from hocket.core import SpeechRequest
-from hocket.engine import voice_vectors
-from hocket.engine.voice_vectors import VoiceVectors
+from hocket.engine.references import speaker_vectors as voice_vectors
+from hocket.engine.references.speaker_vectors import VoiceVectors
 from hocket.errors import ReferenceAudioError
+from tests.support import tiny_qwen3
+from tests.support.tiny_engine import EAGER, Listener, engine
 
 
 class Means:

@@ -8,12 +8,12 @@ from unittest import mock
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tiny_engine import STRICT, Listener, engine, patient_talker
 
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
-from hocket.engine.codec_runner import CodecRunner
 from hocket.engine.primed_streams import PrimedStreams, digest
+from hocket.engine.runners.codec import CodecRunner
+from tests.support.tiny_engine import STRICT, Listener, engine, patient_talker
 
 VOICES = [np.random.default_rng(i).integers(0, 16, (18 + i, 12)) for i in range(3)]
 

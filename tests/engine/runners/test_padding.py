@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.engine.batches import chunk_batch, cut, frame_batch, packed_batch, piece_batch
+from hocket.engine.runners.padding import chunk_batch, cut, frame_batch, packed_batch, piece_batch
 
 SCRATCH = 99
 

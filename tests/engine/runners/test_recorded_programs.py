@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import tiny_engine
 import torch
 from numpy.typing import NDArray
-from tiny_engine import EAGER, Listener, engine
 from torch import Tensor
 
-from hocket.audio import to_int16
+from hocket.audio.io import to_int16
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import Samples, Sampling, SpeechRequest
-from hocket.engine.codec_places import Place
-from hocket.engine.graphs import Launcher, StaticInput, batch_sizes
+from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.cuda_graphs import Launcher, StaticInput, batch_sizes
+from tests.support import tiny_engine
+from tests.support.tiny_engine import EAGER, Listener, engine
 
 CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=5, min_batch=1, max_wait_ms=0.0)
 CONFIG = EAGER.model_copy(update={"rows": 5, "chunks": CHUNKS, "kept_streams": 2, "max_context_rows": 256})

@@ -9,17 +9,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import tiny_engine
 import torch
-from tiny_engine import EAGER, STRICT, Listener, endless_talker, engine, hear, traffic
 from torch import Tensor
 
-from hocket.audio import to_int16
+from hocket.audio.io import to_int16
 from hocket.config import EngineConfig
 from hocket.core import SampleFormat, SpeechRequest
-from hocket.engine.conversions import Conversions
+from hocket.engine.references.conversions import Conversions
 from hocket.errors import HocketError
-from hocket.server.encoders import AudioEncoder, encode_whole
+from hocket.server.speech.encoders import AudioEncoder, encode_whole
+from tests.support import tiny_engine
+from tests.support.tiny_engine import EAGER, STRICT, Listener, endless_talker, engine, hear, traffic
 
 FORMATS: tuple[SampleFormat, ...] = ("float32", "int16")
 

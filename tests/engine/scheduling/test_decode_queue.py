@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hocket.config import ChunkPolicy
-from hocket.engine.chunks import DecodeQueue
-from hocket.engine.request import DecodeBatch, Request
+from hocket.engine.scheduling.decode_queue import DecodeQueue
+from hocket.engine.scheduling.request import DecodeBatch, Request
 
 FRAME = 0.08
 

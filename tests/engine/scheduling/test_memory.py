@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from hocket.engine.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool
+from hocket.engine.scheduling.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool
 from hocket.errors import CapacityError, HocketError
 
 PAGE_ROWS = 4

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from tiny_engine import EAGER, STRICT, Listener, engine, hear, mute_talker, patient_talker, talker
 
 from hocket.config import EngineConfig, RunawayPolicy
 from hocket.core import Sampling, SpeechRequest
 from hocket.errors import InvalidRequestError
+from tests.support.tiny_engine import EAGER, STRICT, Listener, engine, hear, mute_talker, patient_talker, talker
 
 NO_GUARD = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.config import RunawayPolicy
-from hocket.engine.runaway import LoopDetector, frame_budget, speech_seconds
+from hocket.engine.scheduling.runaway import LoopDetector, frame_budget, speech_seconds
 
 FRAME = 0.08
 POLICY = RunawayPolicy()

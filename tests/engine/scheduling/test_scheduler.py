@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from scheduler_simulation import Simulation, prompt_of
 
 from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
-from hocket.engine.memory import SCRATCH_PAGE
-from hocket.engine.request import NO_ROW, Request, RequestState
-from hocket.engine.scheduler_config import SchedulerConfig
+from hocket.engine.scheduling.config import SchedulerConfig
+from hocket.engine.scheduling.memory import SCRATCH_PAGE
+from hocket.engine.scheduling.request import NO_ROW, Request, RequestState
 from hocket.errors import CapacityError, HocketError, InvalidRequestError
+from tests.support.scheduler_simulation import Simulation, prompt_of
 
 CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=4, min_batch=1)
 WHEREVER = ["queued", "prefill", "running", "preempted", "decoding"]

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler_simulation import Simulation, prompt_of
 
 from hocket.config import ChunkPolicy
-from hocket.engine.scheduler_config import SchedulerConfig
+from hocket.engine.scheduling.config import SchedulerConfig
 from hocket.errors import CapacityError, InvalidRequestError
+from tests.support.scheduler_simulation import Simulation, prompt_of
 
 SMALL_CHUNKS = ChunkPolicy(
     first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=4, min_batch=2, max_batch=3, max_wait_ms=30.0

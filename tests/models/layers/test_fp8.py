@@ -13,23 +13,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.gpu.fp8_error_parts import fp8_errors, relative_error
+from tests.support.paths import REPOSITORY
 from torch import Tensor, nn
 
-from hocket.bench.fp8_error import fp8_errors, relative_error
-from hocket.bench.random_model import loaded_models
+from hocket.bench.engine.random_model import loaded_models
 from hocket.config import EngineConfig
-from hocket.engine.loading import assemble
+from hocket.engine.build import assemble
 from hocket.errors import ConfigError
-from hocket.kernels import ops, reference
-from hocket.models.fp8 import Fp8Linear, compute_dtype, quantize_blocks, quantize_models
+from hocket.kernels import ops
+from hocket.kernels.reference import talker as reference
+from hocket.models.layers.fp8 import Fp8Linear, compute_dtype, quantize_blocks, quantize_models
+from hocket.models.layers.qwen3 import Qwen3Backbone, Qwen3BackboneConfig
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_local.talker import MossLocalTalker
-from hocket.models.qwen3 import Qwen3Backbone, Qwen3BackboneConfig
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker
 
 CPU = torch.device("cpu")
-REPOSITORY = Path(__file__).parents[2]
 
 
 def some(*shape: int, seed: int) -> Tensor:
@@ -241,7 +242,7 @@ def test_the_report(
     arguments = ["--model", str(golden / "local_tiny"), "--codec", str(golden / "codec2_tiny"), "--random-weights"]
     arguments += ["--rows", "16", "--frames", "4", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["fp8_error.py", *arguments])
-    runpy.run_path(str(REPOSITORY / "benchmarks/fp8_error.py"), run_name="__main__")
+    runpy.run_module("benchmarks.gpu.fp8_error", run_name="__main__")
     report = json.loads(file.read_text())
     assert json.loads(capsys.readouterr().out) == report
     assert report["random_weights"]

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.models.kv_cache import FP8, SCRATCH_PAGE, KVPages, PagedBatch
-from hocket.models.layers import (
+from hocket.models.layers.basic import (
     RMSNorm,
     half_rope_tables,
     pair_rope_tables,
     rotate_halves,
     rotate_pairs,
 )
-from hocket.models.qwen3 import Qwen3Backbone, Qwen3BackboneConfig
+from hocket.models.layers.kv_cache import FP8, SCRATCH_PAGE, KVPages, PagedBatch
+from hocket.models.layers.qwen3 import Qwen3Backbone, Qwen3BackboneConfig
 
 CPU = torch.device("cpu")
 PAGE_ROWS = 4

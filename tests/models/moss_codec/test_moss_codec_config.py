@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from moss_codec_helpers import GOLDEN, golden, raw_config
 from safetensors.torch import load_file, save_file
+from tests.support.moss_codec_helpers import golden, raw_config
+from tests.support.paths import GOLDEN
 
+from hocket.checkpoint.weights import load_weights
 from hocket.errors import ConfigError
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
 from hocket.models.moss_codec.weights import codec_weight_table
-from hocket.models.weights import load_weights
 
 #: patch before it, input, width, output, layers, heads, FFN, context in seconds (v2): spec 2.2 and 2.9.
 FULL_V2 = [

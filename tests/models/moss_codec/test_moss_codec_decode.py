@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from moss_codec_helpers import TOLERANCE, assert_same, golden, poison, stream, whole_wave
+from tests.support.moss_codec_helpers import TOLERANCE, assert_same, golden, poison, stream, whole_wave
 from torch import Tensor, nn
 
 from hocket.models.streaming_codec import WHOLE_CHUNK_FRAMES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from moss_codec_helpers import assert_same, chain_config, golden, poison, random_codec, random_samples
+from tests.support.moss_codec_helpers import assert_same, chain_config, golden, poison, random_codec, random_samples
 
 from hocket.models.streaming_codec import WHOLE_CHUNK_FRAMES
 

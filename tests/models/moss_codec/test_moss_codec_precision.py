@@ -6,7 +6,7 @@ import copy
 from unittest import mock
 
 import torch
-from moss_codec_helpers import golden, random_samples, stream, to_bf16, whole_wave
+from tests.support.moss_codec_helpers import golden, random_samples, stream, to_bf16, whole_wave
 
 from hocket.kernels import ops
 from hocket.models.moss_codec.codec import MossCodec

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from moss_codec_helpers import (
+from tests.support.moss_codec_helpers import (
     assert_same,
     chain_config,
     golden,

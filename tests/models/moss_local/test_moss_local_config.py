@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import paths
 
 from hocket.errors import ConfigError
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.sampling import SamplingBatch
+from hocket.models.sampling.batch import SamplingBatch
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "local_tiny"
+GOLDEN = paths.GOLDEN / "local_tiny"
 REMOVED = object()
 SECTIONS = {
     "qwen3": ("qwen3_config", "language_config"),

@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from tests.support import paths
 
 from hocket.core import SpeechRequest
 from hocket.errors import CheckpointError, InvalidRequestError
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.prompt.join import join_texts
-from hocket.prompt.moss_local import MossLocalPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.moss_local.prompt import MossLocalPrompt
+from hocket.text.join import join_texts
+from hocket.text.tokenizer import TextTokenizer
 
-TINY = Path(__file__).parents[1] / "golden" / "local_tiny"
+TINY = paths.GOLDEN / "local_tiny"
 GOLDEN: dict[str, Any] = json.loads((TINY / "golden_prompts.json").read_text())
 TENSORS = {name: tensor.numpy() for name, tensor in load_file(TINY / "golden_prompts.safetensors").items()}
 CONFIG = MossLocalConfig.from_dict(json.loads((TINY / "config.json").read_text()))

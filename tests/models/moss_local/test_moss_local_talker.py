@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support import paths
 from torch import Tensor
 
-from hocket.models.kv_cache import KVPages, PagedBatch
+from hocket.checkpoint.weights import load_weights
+from hocket.kernels.reference.philox import uniforms
+from hocket.models.layers.kv_cache import KVPages, PagedBatch
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.noise import uniforms
-from hocket.models.sampling import DrawRules, SamplingBatch, draw
-from hocket.models.weights import load_weights
+from hocket.models.sampling.batch import DrawRules, SamplingBatch, draw
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "local_tiny"
+GOLDEN = paths.GOLDEN / "local_tiny"
 CASES = ("plain", "one_ref", "two_ref", "continuation", "fields")
 #: Relative to the golden tensor's largest value; float32 reorderings were seen to reach 2e-6.
 TOLERANCE = 2e-5
@@ -267,7 +267,7 @@ def test_bfloat16_rounds_where_the_official_model_does(
     x_BTD = talker.embed(golden["one_ref/input_ids"][None])
     assert x_BTD.dtype == torch.bfloat16
     assert_close(talker.backbone(x_BTD)[0].float(), wanted_TD, tolerance=1.5e-2)  # 0.0096 measured
-    monkeypatch.setattr("hocket.models.qwen3.causal_attention", eager_attention)
+    monkeypatch.setattr("hocket.models.layers.qwen3.causal_attention", eager_attention)
     equal = talker.backbone(x_BTD)[0].float() == wanted_TD
     assert equal.float().mean() >= 0.9  # 1.0 measured; 0.23 with fused attention
 

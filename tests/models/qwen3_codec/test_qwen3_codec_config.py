@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from qwen3_codec_helpers import FOLDER, full_config, golden_codec, load, raw_config
 from safetensors.torch import load_file, save_file
+from tests.support.qwen3_codec_helpers import FOLDER, full_config, golden_codec, load, raw_config
 
 from hocket.errors import CheckpointError, ConfigError
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig

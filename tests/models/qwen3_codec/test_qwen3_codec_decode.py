@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from qwen3_codec_helpers import (
+from tests.support.qwen3_codec_helpers import (
     FOLDER,
     SHAPES,
     WAVE_TOLERANCE,
@@ -26,7 +26,7 @@ from qwen3_codec_helpers import (
 )
 from torch import Tensor, nn
 
-from hocket.kernels import reference_conv
+from hocket.kernels.reference import conv as reference_conv
 
 CODES_TN = golden_tensors()["decode/codes"][0].T.contiguous()
 WAVE_S = golden_tensors()["decode/wav"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from qwen3_codec_helpers import (
+from tests.support.qwen3_codec_helpers import (
     FOLDER,
     SHAPES,
     Pair,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from qwen3_codec_helpers import (
+from tests.support.cli_runner import run
+from tests.support.qwen3_codec_helpers import (
     FOLDER,
     GOLDEN,
     WAVE_TOLERANCE,
@@ -21,15 +22,14 @@ from qwen3_codec_helpers import (
     random_samples,
 )
 
-from cli_runner import run
-from hocket.audio import decode_audio, write_audio
+from hocket.audio.io import decode_audio, write_audio
 from hocket.config import EngineConfig, ReferenceCacheConfig, ReferenceLimits
-from hocket.engine.codec_places import Place
-from hocket.engine.codec_runner import CodecRunner, DecodedChunk
-from hocket.engine.conversions import Conversions
-from hocket.engine.loading import load_parts
-from hocket.engine.references import ReferenceEncoder
-from hocket.engine.request import DecodeBatch, DecodeItem, Request
+from hocket.engine.build import load_parts
+from hocket.engine.references.conversions import Conversions
+from hocket.engine.references.encoder import ReferenceEncoder
+from hocket.engine.runners.codec import CodecRunner, DecodedChunk
+from hocket.engine.runners.codec_slots import Place
+from hocket.engine.scheduling.request import DecodeBatch, DecodeItem, Request
 from hocket.errors import ConfigError, InvalidRequestError
 from hocket.models.registry import codec_folder, codec_plan, load_codec
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from qwen3_codec_helpers import SHAPES, Pair, poison, random_codes, random_pair
+from tests.support.qwen3_codec_helpers import SHAPES, Pair, poison, random_codes, random_pair
 from torch import Tensor
 
-from hocket.engine.batches import packed_batch
-from hocket.models.codec_state import PackedStreams
+from hocket.engine.runners.padding import packed_batch
+from hocket.models.layers.codec_state import PackedStreams
 from hocket.models.qwen3_codec.codec import Qwen3Codec
 
 ROWS, MOST_FRAMES, SIZE = 5, 4, 9

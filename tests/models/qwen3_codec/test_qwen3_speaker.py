@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from qwen3_codec_helpers import GOLDEN, golden_tensors
+from tests.support.qwen3_codec_helpers import GOLDEN, golden_tensors
 
+from hocket.checkpoint.weights import load_weights, stored_tensors
 from hocket.errors import ConfigError, ReferenceAudioError
 from hocket.models.qwen3_codec.speaker import (
     SpeakerConfig,
@@ -19,7 +20,6 @@ from hocket.models.qwen3_codec.speaker import (
     mel_filters,
     speaker_weight_table,
 )
-from hocket.models.weights import load_weights, stored_tensors
 
 WAVE_S = golden_tensors()["speaker/wav"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from qwen3_tts_helpers import CHECKPOINTS, GOLDEN
+from tests.support.qwen3_tts_helpers import CHECKPOINTS, GOLDEN
 
+from hocket.checkpoint.weights import stored_tensors
 from hocket.errors import ConfigError
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
-from hocket.models.weights import stored_tensors
 
 REMOVED = object()
 

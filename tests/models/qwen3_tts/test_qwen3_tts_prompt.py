@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support import paths
 
 from hocket.core import SpeechRequest
 from hocket.errors import CheckpointError, InvalidRequestError
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
-from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
+from hocket.text.tokenizer import TextTokenizer
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "qwen3_tts"
+GOLDEN = paths.GOLDEN / "qwen3_tts"
 #: Of the golden files: the published ids of the codec side minus 1984, their own on the text side.
 IM_START, IM_END, TTS_PAD, TTS_BOS, TTS_EOS = 301, 302, 303, 304, 305
 CODEC_PAD, CODEC_BOS, THINK, NOTHINK, THINK_BOS, THINK_EOS = 164, 165, 170, 171, 172, 173

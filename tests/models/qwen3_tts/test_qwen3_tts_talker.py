@@ -8,12 +8,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qwen3_tts_helpers import CHECKPOINTS, GOLDEN, all_cases, assert_close, case, checkpoint, greedy, speak
 from safetensors.torch import load_file
+from tests.support.qwen3_tts_helpers import (
+    CHECKPOINTS,
+    GOLDEN,
+    all_cases,
+    assert_close,
+    case,
+    checkpoint,
+    greedy,
+    speak,
+)
 from torch import Tensor
 
-from hocket.models.noise import uniforms
-from hocket.models.sampling import DrawRules, PredictorSamplingBatch, SamplingBatch, draw, probabilities
+from hocket.kernels.reference.philox import uniforms
+from hocket.models.sampling.batch import DrawRules, PredictorSamplingBatch, SamplingBatch, draw, probabilities
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
 

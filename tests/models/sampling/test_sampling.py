@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tests.support import paths
 from torch import Tensor
 
 from hocket.core import MAX_SEED
-from hocket.models.noise import philox4x32, uniforms
-from hocket.models.sampling import DrawRules, draw, probabilities
+from hocket.kernels.reference.philox import philox4x32, uniforms
+from hocket.models.sampling.batch import DrawRules, draw, probabilities
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "local_tiny" / "golden_local.safetensors"
+GOLDEN = paths.GOLDEN / "local_tiny" / "golden_local.safetensors"
 TRIPLES = [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.0, 1, 1.0), (1.0, 50, 0.95), (1.2, 25, 1.0), (1.7, 25, 0.8)]
 #: p-values under this fail. The seeds are fixed, so a passing test stays passing.
 ALPHA = 1e-4

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_speech import FakeEngine, new_store, on_loopback
 
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from tests.support.fake_speech import FakeEngine, new_store, on_loopback
 
 #: Fragments of addresses that would make the page depend on, or talk to, another host.
 OUTSIDE = re.compile(r"https?:(?!//www\.w3\.org/2000/svg)|[\"'(]//")

@@ -13,11 +13,11 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
 
-from hocket.audio import FORMATS, encode_audio
+from hocket.audio.io import FORMATS, encode_audio
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from tests.support.fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
 
 pytestmark = pytest.mark.browser
 

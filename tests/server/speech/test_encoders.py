@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hocket.audio import decode_audio, resample, to_float32, to_int16
+from hocket.audio.io import decode_audio, resample, to_float32, to_int16
 from hocket.core import AudioArray, Samples
 from hocket.errors import AudioFileError, HocketError, InvalidRequestError
-from hocket.server.encoders import RESPONSE_FORMATS, AudioEncoder, encode_whole
-from hocket.server.mp3 import DELAY_SAMPLES, info_frame
+from hocket.server.speech.encoders import RESPONSE_FORMATS, AudioEncoder, encode_whole
+from hocket.server.speech.mp3 import DELAY_SAMPLES, info_frame
 
 #: Samples that a format's own coding may add to what was fed, by a player that heeds what the body says: less than one
 #: of its frames behind the end (a streamed mp3 cannot say where that is), and in aac, which says nothing at all, a

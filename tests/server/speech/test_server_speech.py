@@ -17,14 +17,14 @@ import av
 import httpx
 import numpy as np
 import pytest
-from fake_speech import FRAME_SAMPLES, PROMPT_ROWS, RATE, FakeEngine, new_store, on_loopback, wait_until
 from numpy.typing import NDArray
 
-from hocket.audio import FORMATS, decode_audio, encode_audio
+from hocket.audio.io import FORMATS, decode_audio, encode_audio
 from hocket.core import SampleFormat
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from hocket.server.speech import piece_seed
+from hocket.server.speech.synthesis import piece_seed
+from tests.support.fake_speech import FRAME_SAMPLES, PROMPT_ROWS, RATE, FakeEngine, new_store, on_loopback, wait_until
 
 SPEECH = "/v1/audio/speech"
 HELLO = {"input": "Hello, world.", "response_format": "pcm", "seed": 7}

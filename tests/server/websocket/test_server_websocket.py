@@ -16,7 +16,6 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -24,7 +23,9 @@ from hocket.core import SampleFormat
 from hocket.errors import InvalidRequestError
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from hocket.server.speech import piece_seed
+from hocket.server.speech.synthesis import piece_seed
+from tests.support.fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
+from tests.support.paths import REPOSITORY
 
 Event = dict[str, Any]
 FRAME_BYTES = 2 * FRAME_SAMPLES
@@ -566,7 +567,7 @@ def test_keys(tmp_path: Path, engine: FakeEngine) -> None:
 
 
 def test_the_documented_client_works(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "websocket.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "websocket.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(code.replace("ws://127.0.0.1:8000/v1/audio/speech/stream", url), {})

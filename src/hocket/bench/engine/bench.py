@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from hocket.bench.host import command_line, now, package_version
-from hocket.bench.load import Load, due_seconds, edge_requests, most_open
-from hocket.bench.player import play
-from hocket.bench.random_model import loaded_models, random_models
-from hocket.bench.workload import Spoken, read_workload
+from hocket.bench.engine.random_model import loaded_models, random_models
+from hocket.bench.engine.workload import Spoken, read_workload
+from hocket.bench.environment import command_line, now, package_version
+from hocket.bench.judge.playback import play
+from hocket.bench.load.generator import Load, due_seconds, edge_requests, most_open
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk
+from hocket.engine.build import assemble, engine_devices, parse_dtype
 from hocket.engine.engine import Engine
-from hocket.engine.loading import assemble, engine_devices, parse_dtype
-from hocket.engine.statistics import EngineStats
+from hocket.engine.stats import EngineStats
 from hocket.errors import ConfigError
 from hocket.progress import progress_bar
 

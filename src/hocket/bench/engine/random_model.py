@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.bench.workload import workload_prompt
+from hocket.bench.engine.workload import workload_prompt
+from hocket.checkpoint.weights import WeightEntry
 from hocket.errors import ConfigError
 from hocket.models.family import Codec, CodecPlan, LoadedTalker, TalkerPlan
 from hocket.models.moss_codec.codec import MossCodec
@@ -25,8 +26,7 @@ from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import CODECS, TALKERS, codec_folder, codec_plan, load_codec, load_talker, talker_plan
-from hocket.models.resolved_sampling import PredictorSampling, ResolvedSampling
-from hocket.models.weights import WeightEntry
+from hocket.models.sampling.params import PredictorSampling, ResolvedSampling
 
 #: Dimensions that ship with the package.
 NAMED = ("moss-tts-local-v1.5", "qwen3-tts-1.7b", "qwen3-tts-0.6b")

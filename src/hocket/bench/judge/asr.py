@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.audio import FORMATS, encode_audio, resample, to_float32
+from hocket.audio.io import FORMATS, encode_audio, resample, to_float32
+from hocket.bench.environment import without_key
 from hocket.bench.faults import one_line
-from hocket.bench.host import without_key
-from hocket.bench.listening import error_text
+from hocket.bench.http import Target, bearer
+from hocket.bench.judge.decode import error_text
+from hocket.bench.judge.wer import LANGUAGE_CODES
 from hocket.bench.optional import need
-from hocket.bench.wire import Target, bearer
-from hocket.bench.words import LANGUAGE_CODES
 from hocket.core import Samples
 from hocket.errors import ConfigError, HocketError
 

@@ -15,11 +15,11 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.audio import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, to_float32
+from hocket.audio.io import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, to_float32
 from hocket.bench.dialects import Delivery
-from hocket.bench.events import read_events
 from hocket.bench.faults import AnswerError, Fault, one_line
-from hocket.bench.wire import Answer
+from hocket.bench.http import Answer
+from hocket.bench.judge.sse import read_events
 from hocket.errors import AudioFileError
 
 _HTTP_OK = 200

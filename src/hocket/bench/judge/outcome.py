@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from hocket.bench.dataset import Item
 from hocket.bench.faults import Fault
-from hocket.bench.listening import Heard
-from hocket.bench.pace import Pace, spoken_letters
-from hocket.bench.player import Playback, play
-from hocket.bench.wire import Answer
+from hocket.bench.http import Answer
+from hocket.bench.judge.decode import Heard
+from hocket.bench.judge.playback import Playback, play
+from hocket.bench.judge.speaking_rate import Pace, spoken_letters
 
 Phase = Literal["fill", "steady", "drain"]
 

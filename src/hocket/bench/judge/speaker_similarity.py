@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.bench.judge.asr import RATE
 from hocket.bench.optional import need
-from hocket.bench.transcribe import RATE
 from hocket.errors import ConfigError, HocketError
 
 Embedding = NDArray[np.float32]

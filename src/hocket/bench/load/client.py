@@ -9,9 +9,9 @@ from pathlib import Path
 from hocket.bench.dataset import Item, data_uri
 from hocket.bench.dialects import SPEECH_PATH, Delivery
 from hocket.bench.faults import AnswerError
-from hocket.bench.listening import Heard, hear
-from hocket.bench.wire import Answer, ask, bearer
-from hocket.bench.wishes import Wishes
+from hocket.bench.http import Answer, ask, bearer
+from hocket.bench.judge.decode import Heard, hear
+from hocket.bench.load.run_config import Wishes
 from hocket.errors import HocketError
 
 

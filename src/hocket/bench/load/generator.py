@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.bench.judge import Phase
-from hocket.bench.wire import Answer
+from hocket.bench.http import Answer
+from hocket.bench.judge.outcome import Phase
 from hocket.errors import ConfigError
 
 #: How often the generator looks whether it is late itself.

@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from hocket.audio import decode_audio, write_audio
-from hocket.bench.asker import Asker
+from hocket.audio.io import decode_audio, write_audio
 from hocket.bench.faults import AnswerError, Fault
-from hocket.bench.judge import Outcome
-from hocket.bench.similarity import Embedding, SpeakerModel, similarity
-from hocket.bench.transcribe import to_recogniser
-from hocket.bench.wire import Answer
-from hocket.bench.wishes import Wishes
-from hocket.bench.words import count_errors
+from hocket.bench.http import Answer
+from hocket.bench.judge.asr import to_recogniser
+from hocket.bench.judge.outcome import Outcome
+from hocket.bench.judge.speaker_similarity import Embedding, SpeakerModel, similarity
+from hocket.bench.judge.wer import count_errors
+from hocket.bench.load.client import Asker
+from hocket.bench.load.run_config import Wishes
 
 _MAX_REFERENCE_BYTES = 64 * 2**20
 _MAX_REFERENCE_SECONDS = 600.0

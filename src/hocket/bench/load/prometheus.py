@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from hocket.bench.wire import Target, page
+from hocket.bench.http import Target, page
 
 #: Histograms that say when the first audio of a request was there, by the names of several servers.
 FIRST_AUDIO = (

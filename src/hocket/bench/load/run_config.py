@@ -8,11 +8,11 @@ from typing import Any
 
 from hocket.bench.dataset import Item
 from hocket.bench.dialects import Delivery, Dialect
-from hocket.bench.judge import Limits
-from hocket.bench.load import Load
-from hocket.bench.similarity import SpeakerModel
-from hocket.bench.transcribe import Recogniser
-from hocket.bench.wire import Target
+from hocket.bench.http import Target
+from hocket.bench.judge.asr import Recogniser
+from hocket.bench.judge.outcome import Limits
+from hocket.bench.judge.speaker_similarity import SpeakerModel
+from hocket.bench.load.generator import Load
 
 
 @dataclass(frozen=True, slots=True)

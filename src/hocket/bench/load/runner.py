@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from hocket.bench.asker import Asker
+from hocket.bench.environment import command_line, host_facts, now, without_key
 from hocket.bench.faults import AnswerError
-from hocket.bench.floor import measure_floor, own_load
-from hocket.bench.hearing import keep_audio, listen_to_all
-from hocket.bench.host import command_line, host_facts, now, without_key
-from hocket.bench.judge import Outcome, check_probe, check_together, judge, time_outcome
-from hocket.bench.load import Asked, Load, StageRun, run_stage
-from hocket.bench.scrape import difference, first_audio, scrape
-from hocket.bench.summary import figures_of, timeline_of
-from hocket.bench.wire import Answer, Target, page
-from hocket.bench.wishes import Wishes
+from hocket.bench.http import Answer, Target, page
+from hocket.bench.judge.outcome import Outcome, check_probe, check_together, judge, time_outcome
+from hocket.bench.load.client import Asker
+from hocket.bench.load.generator import Asked, Load, StageRun, run_stage
+from hocket.bench.load.postprocess import keep_audio, listen_to_all
+from hocket.bench.load.prometheus import difference, first_audio, scrape
+from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.self_check import measure_floor, own_load
+from hocket.bench.report.statistics import figures_of, timeline_of
 from hocket.errors import HocketError
 from hocket.progress import progress_bar
 

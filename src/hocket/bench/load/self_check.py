@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hocket.bench.dialects import SPEECH_PATH
-from hocket.bench.load import Load, StageRun, run_stage
-from hocket.bench.stub import HOST
-from hocket.bench.wire import Answer, Target, ask
+from hocket.bench.http import Answer, Target, ask
+from hocket.bench.load.generator import Load, StageRun, run_stage
+from hocket.bench.load.stub_server import HOST
 from hocket.errors import HocketError
 
 _SECONDS = 1.0
@@ -23,8 +23,8 @@ RATE, CHANNELS = 48_000, 2
 
 @contextmanager
 def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
-    """`hocket.bench.stub` in a process of its own: 48 kHz stereo PCM in chunks of 80 ms."""
-    command = [sys.executable, "-m", "hocket.bench.stub", "--seconds", str(seconds), "--pace", str(pace)]
+    """`hocket.bench.load.stub_server` in a process of its own: 48 kHz stereo PCM in chunks of 80 ms."""
+    command = [sys.executable, "-m", "hocket.bench.load.stub_server", "--seconds", str(seconds), "--pace", str(pace)]
     shape = ["--rate", str(RATE), "--channels", str(CHANNELS)]
     with subprocess.Popen(command + shape, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -1,6 +1,6 @@
 """A speech server that needs next to no time: what a load generator measures against it is the generator itself.
 
-    python -m hocket.bench.stub [--rate 48000] [--channels 2] [--chunk-ms 80] [--seconds 4] [--pace 1]
+    python -m hocket.bench.load.stub_server [--rate 48000] [--channels 2] [--chunk-ms 80] [--seconds 4] [--pace 1]
 
 It prints its port and serves until standard input is closed. Every answer is raw PCM noise in chunks, the first at once
 and the rest at `pace` times the speed of a player (0: everything at once).

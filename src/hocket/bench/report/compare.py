@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hocket.bench.report import plain
-from hocket.bench.summary import draws_of, more_is_better
+from hocket.bench.report.report import plain
+from hocket.bench.report.statistics import draws_of, more_is_better
 from hocket.errors import ConfigError
 
 _INTERVAL = (2.5, 97.5)

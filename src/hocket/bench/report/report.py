@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hocket.audio.files import write_atomically
 from hocket.bench.faults import FAULTS
 from hocket.errors import ConfigError
-from hocket.files import write_atomically
 
 Report = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.codes_file import read_codes, write_codes
+from hocket.audio.codes_file import read_codes, write_codes
 from hocket.config import ReferenceCacheConfig
 from hocket.errors import AudioFileError, ConfigError
 from hocket.models.family import Codec

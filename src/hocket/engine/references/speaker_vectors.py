@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.engine.references import Key
+from hocket.engine.references.encoder import Key
 from hocket.models.family import VoiceEncoder
 
 #: Vectors that are remembered; a thousand of 2,048 numbers take 8 MB.

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.audio import to_int16_on_device
+from hocket.audio.io import to_int16_on_device
 from hocket.core import SampleFormat, Samples
-from hocket.engine.batches import chunk_batch, packed_batch
-from hocket.engine.codec_places import HEARING_SLOTS, STRICT_FRAMES, STRICT_STREAMS, Place, hearing_sizes
-from hocket.engine.graphs import Launcher, batch_sizes
-from hocket.engine.request import DecodeBatch
-from hocket.engine.transfer import CopyLane, HostCopy
-from hocket.models.codec_state import CodecState, PackedStreams
+from hocket.engine.runners.codec_slots import HEARING_SLOTS, STRICT_FRAMES, STRICT_STREAMS, Place, hearing_sizes
+from hocket.engine.runners.cuda_graphs import Launcher, batch_sizes
+from hocket.engine.runners.padding import chunk_batch, packed_batch
+from hocket.engine.runners.transfer import CopyLane, HostCopy
+from hocket.engine.scheduling.request import DecodeBatch
 from hocket.models.family import Codec
+from hocket.models.layers.codec_state import CodecState, PackedStreams
 
 #: Of streams of work: a listener waits for a first chunk, and a request for its recording; the talker has 0.
 _FIRST_PRIORITY, _HEARING_PRIORITY, _REST_PRIORITY = -3, -2, -1

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.engine.transfer import bits_of, floats_of
-from hocket.models.resolved_sampling import ResolvedSampling
-from hocket.models.sampling import PredictorSamplingBatch, SamplingBatch
+from hocket.engine.runners.transfer import bits_of, floats_of
+from hocket.models.sampling.batch import PredictorSamplingBatch, SamplingBatch
+from hocket.models.sampling.params import ResolvedSampling
 
 #: Bytes that a row takes.
 ROW_BYTES = 6 * torch.float32.itemsize + 4 * torch.int64.itemsize

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.core import PromptRows
-from hocket.engine.batches import Piece, cut, frame_batch, piece_batch
-from hocket.engine.graphs import Launcher, batch_sizes
-from hocket.engine.memory import SCRATCH_PAGE
-from hocket.engine.request import FrameBatch, PrefillItem
-from hocket.engine.sampling_rows import ROW_NUMBERS, SamplingRows
-from hocket.engine.transfer import CopyLane, HostCopy, bits_of, floats_of
+from hocket.engine.runners.cuda_graphs import Launcher, batch_sizes
+from hocket.engine.runners.padding import Piece, cut, frame_batch, piece_batch
+from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingRows
+from hocket.engine.runners.transfer import CopyLane, HostCopy, bits_of, floats_of
+from hocket.engine.scheduling.memory import SCRATCH_PAGE
+from hocket.engine.scheduling.request import FrameBatch, PrefillItem
 from hocket.models.family import Talker
-from hocket.models.kv_cache import KVPages, PagedBatch
-from hocket.models.resolved_sampling import ResolvedSampling
+from hocket.models.layers.kv_cache import KVPages, PagedBatch
+from hocket.models.sampling.params import ResolvedSampling
 
 #: Rows of every decode batch, and pages of every prefill batch, in strict mode, whatever the load and the engine's
 #: size: a result's bits depend on the shape it was computed in.

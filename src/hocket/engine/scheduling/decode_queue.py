@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from hocket.config import ChunkPolicy
-from hocket.engine.request import DecodeBatch, DecodeItem, Request
+from hocket.engine.scheduling.request import DecodeBatch, DecodeItem, Request
 
 
 class DecodeQueue:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.engine.memory import SCRATCH_PAGE, PagePool, PrefixCache
-from hocket.engine.request import NO_ROW, Request
-from hocket.engine.scheduler_config import SchedulerConfig
+from hocket.engine.scheduling.config import SchedulerConfig
+from hocket.engine.scheduling.memory import SCRATCH_PAGE, PagePool, PrefixCache
+from hocket.engine.scheduling.request import NO_ROW, Request
 from hocket.errors import HocketError
 
 

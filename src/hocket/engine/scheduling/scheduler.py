@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
-from hocket.engine.chunks import DecodeQueue
-from hocket.engine.memory import RowPool
-from hocket.engine.request import (
+from hocket.engine.scheduling.config import SchedulerConfig
+from hocket.engine.scheduling.decode_queue import DecodeQueue
+from hocket.engine.scheduling.memory import RowPool
+from hocket.engine.scheduling.page_table import RequestPages
+from hocket.engine.scheduling.request import (
     NO_ROW,
     DecodeBatch,
     FrameBatch,
@@ -32,8 +34,6 @@ from hocket.engine.request import (
     RequestState,
     SchedulerStats,
 )
-from hocket.engine.request_pages import RequestPages
-from hocket.engine.scheduler_config import SchedulerConfig
 from hocket.errors import CapacityError, HocketError, InvalidRequestError
 
 _rank = attrgetter("rank")

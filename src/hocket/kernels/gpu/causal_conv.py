@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.packed_tail import PackedTail
-from hocket.kernels.rows import rounded
+from hocket.kernels.gpu.rows import rounded
+from hocket.kernels.types.packed_tail import PackedTail
 
 #: Programs that keep every processor busy.
 _ENOUGH_PROGRAMS = 128

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hocket.kernels import (
+from hocket.kernels.gpu import (
     causal_conv,
     elementwise,
     frame_attention,
     norms,
     paged_attention,
-    reference,
-    reference_conv,
-    reference_rings,
     ring_append,
     ring_attention,
     ring_copy,
@@ -20,6 +17,9 @@ from hocket.kernels import (
     sampler,
     scaled_rms_norm,
 )
+from hocket.kernels.reference import conv as reference_conv
+from hocket.kernels.reference import rings as reference_rings
+from hocket.kernels.reference import talker as reference
 
 KERNELS: dict[Callable[..., object], Callable[..., object]] = {
     reference.add_rms_norm: norms.add_rms_norm,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rows import (
+from hocket.kernels.gpu.rows import (
     Tile,
     as_rows,
     columns_at,
@@ -22,7 +22,7 @@ from hocket.kernels.rows import (
     store_rows,
     targets,
 )
-from hocket.kernels.scaled import Rows8, Scaled, operands
+from hocket.kernels.types.scaled import Rows8, Scaled, operands
 
 _COLUMNS = 1024
 #: From so many results on a tile has four rows of 1,024, so that there are fewer programs to launch.

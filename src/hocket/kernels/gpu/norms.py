@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rows import (
+from hocket.kernels.gpu.rows import (
     Tile,
     as_rows,
     columns_at,
@@ -23,7 +23,7 @@ from hocket.kernels.rows import (
     targets,
     triton_dtype,
 )
-from hocket.kernels.scaled import Rows8, Scaled, operands
+from hocket.kernels.types.scaled import Rows8, Scaled, operands
 
 #: Columns of a program that needs no whole row.
 _COLUMNS = 1024

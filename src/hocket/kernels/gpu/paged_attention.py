@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rotary import scale_exponent
+from hocket.kernels.gpu.rotary import scale_exponent
 
 ENOUGH_PROGRAMS = 1024  # about eight for each of an H200's 132 processors
 MOST_SPLITS = 16

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.rows import load_scaled
-from hocket.kernels.scaled import Scaled, operands
+from hocket.kernels.gpu.rows import load_scaled
+from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.scaled import Scaled, operands
 
 #: Two vectors of 16 bytes a thread of bfloat16 keys, and as many of values.
 ELEMENTS = 2048

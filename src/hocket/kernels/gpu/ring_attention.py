@@ -19,10 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.ring_append import rotated
-from hocket.kernels.rows import load_scaled
-from hocket.kernels.scaled import Scaled, operands
+from hocket.kernels.gpu.ring_append import rotated
+from hocket.kernels.gpu.rows import load_scaled
+from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.scaled import Scaled, operands
 
 #: exp(x) = 2 ** (x * LOG2_E); the hardware has only the latter.
 LOG2_E = 1.4426950408889634

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rows import load_scaled, rounded
-from hocket.kernels.scaled import Scaled, operands
+from hocket.kernels.gpu.rows import load_scaled, rounded
+from hocket.kernels.types.scaled import Scaled, operands
 
 _ELEMENTS = 1024
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.models.noise import UNIFORM_BITS
+from hocket.kernels.reference.philox import UNIFORM_BITS
 
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)

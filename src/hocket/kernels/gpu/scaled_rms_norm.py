@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.rows import as_rows
+from hocket.kernels.gpu.rows import as_rows
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.kernels.packed_tail import PackedTail
+from hocket.kernels.types.packed_tail import PackedTail
 
 #: Elements of an unfolded piece: a CPU's cache holds it.
 _UNFOLDED_ELEMENTS = 2**20

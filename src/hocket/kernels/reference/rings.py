@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels.chunks import Chunks
-from hocket.kernels.scaled import Scaled, plain
+from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.scaled import Scaled, plain
 
 
 def pair_turns(chunks: Chunks, pack_tokens: int, size: int, base: float) -> Tensor:

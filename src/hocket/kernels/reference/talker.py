@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels.scaled import Rows8, Scaled, plain
-from hocket.models.noise import uniforms
-from hocket.models.sampling import DrawRules
-from hocket.models.sampling import draw as draw_by_rules
+from hocket.kernels.reference.philox import uniforms
+from hocket.kernels.types.scaled import Rows8, Scaled, plain
+from hocket.models.sampling.batch import DrawRules
+from hocket.models.sampling.batch import draw as draw_by_rules
 
 # ---- matrix products
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hocket.errors import InvalidRequestError
 from hocket.kernels import ops
-from hocket.kernels.chunks import Chunks
+from hocket.kernels.types.packed import Chunks
 
 Direction = Literal["encoder", "decoder"]
 

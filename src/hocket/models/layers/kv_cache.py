@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels import ops
-from hocket.kernels.reference import gather_pages
+from hocket.kernels.reference.talker import gather_pages
 
 #: What keys and values may be kept in instead of the model's dtype, and what their scales are.
 FP8, SCALE_DTYPE = torch.float8_e4m3fn, torch.bfloat16

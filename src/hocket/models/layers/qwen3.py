@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.scaled import Scaled, plain
-from hocket.models.fp8 import Linear, QuantizableBlock, takes_fp8
-from hocket.models.frame_kv import FrameKV
-from hocket.models.kv_cache import KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
-from hocket.models.layers import RMSNorm, RopeTables, half_rope_tables, rotate_halves
+from hocket.kernels.types.scaled import Scaled, plain
+from hocket.models.layers.basic import RMSNorm, RopeTables, half_rope_tables, rotate_halves
+from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
+from hocket.models.layers.frame_kv import FrameKV
+from hocket.models.layers.kv_cache import KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
 
 
 @dataclass(frozen=True, slots=True)

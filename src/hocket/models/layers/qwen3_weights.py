@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hocket.models.qwen3 import Qwen3BackboneConfig
-from hocket.models.weights import WeightEntry
+from hocket.checkpoint.weights import WeightEntry
+from hocket.models.layers.qwen3 import Qwen3BackboneConfig
 
 
 def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:

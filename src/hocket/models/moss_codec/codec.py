@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.chunks import Chunks
-from hocket.models.codec_state import CodecState, Direction, PackedStreams
+from hocket.kernels.types.packed import Chunks
+from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from hocket.core import StrictModel
 from hocket.errors import ConfigError
-from hocket.models.codec_state import Direction, RingSpec
+from hocket.models.layers.codec_state import Direction, RingSpec
 
 MODEL_TYPE = "moss-audio-tokenizer"
 #: Some official checkpoints carry an older `model_type`; the class name tells them apart from foreign models.

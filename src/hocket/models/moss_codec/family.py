@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from hocket.checkpoint.weights import load_weights
 from hocket.models.family import Codec, CodecPlan
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.weights import codec_weight_table, resident_bytes
-from hocket.models.weights import load_weights
 
 #: What the first part of a parameter's path is called in a report.
 _PARTS = {"encoder": "encoder", "decoder": "decoder", "quantizer": "quantizer"}

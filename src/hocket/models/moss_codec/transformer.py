@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.scaled import Scaled, plain
-from hocket.models.codec_state import PackedWindow, RingWindow
-from hocket.models.fp8 import Linear, QuantizableBlock, compute_dtype, takes_fp8
+from hocket.kernels.types.scaled import Scaled, plain
+from hocket.models.layers.codec_state import PackedWindow, RingWindow
+from hocket.models.layers.fp8 import Linear, QuantizableBlock, compute_dtype, takes_fp8
 from hocket.models.moss_codec.config import TransformerSpec
 
 LAYER_NORM_EPS = 1e-5

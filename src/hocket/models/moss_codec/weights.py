@@ -7,9 +7,9 @@ from math import prod
 
 import torch
 
+from hocket.checkpoint.weights import WeightEntry
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
-from hocket.models.weights import WeightEntry
 
 
 def codec_weight_table(config: MossCodecConfig) -> list[WeightEntry]:

@@ -7,9 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from hocket.core import VoiceTraits
-from hocket.errors import ConfigError
-from hocket.models.config_file import (
+from hocket.checkpoint.config_file import (
     Id,
     Layers,
     PositiveFloat,
@@ -20,6 +18,8 @@ from hocket.models.config_file import (
     config_error,
     same,
 )
+from hocket.core import VoiceTraits
+from hocket.errors import ConfigError
 from hocket.models.moss_local.depth import DepthConfig
 
 MODEL_TYPE = "moss_tts_local"

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.scaled import Scaled, plain
-from hocket.models.fp8 import Linear, QuantizableBlock, takes_fp8
-from hocket.models.layers import RopeTables, pair_rope_tables, rotate_pairs
+from hocket.kernels.types.scaled import Scaled, plain
+from hocket.models.layers.basic import RopeTables, pair_rope_tables, rotate_pairs
+from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
 
 
 @dataclass(frozen=True, slots=True)

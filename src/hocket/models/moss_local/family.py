@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
+from hocket.checkpoint.weights import load_weights
 from hocket.models.family import LoadedTalker, TalkerPlan
 from hocket.models.moss_local.config import MossLocalConfig
+from hocket.models.moss_local.prompt import MossLocalPrompt
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.resolved_sampling import ResolvedSampling
-from hocket.models.weights import load_weights
-from hocket.prompt.moss_local import MossLocalPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.sampling.params import ResolvedSampling
+from hocket.text.tokenizer import TextTokenizer
 
 #: Recommended for audio codes by the model's authors (spec/moss 1.6).
 MOSS_LOCAL_SAMPLING = ResolvedSampling(temperature=1.7, top_p=0.8, top_k=25, repetition_penalty=1.0)

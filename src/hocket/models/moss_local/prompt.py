@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
 from hocket.errors import InvalidRequestError
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.prompt.join import join_texts
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.text.join import join_texts
+from hocket.text.tokenizer import TextTokenizer
 
 
 class MossLocalPrompt:

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.models.frame_draws import FrameDraws
+from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.depth import DepthTransformer
-from hocket.models.qwen3 import Qwen3Backbone
-from hocket.models.sampling import SamplingBatch
+from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling.frame import FrameDraws
 
 #: Rows of the stop head: 0 goes on, 1 ends the speech.
 STOP = 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from hocket.checkpoint.weights import WeightEntry
+from hocket.models.layers.qwen3_weights import qwen3_weights
 from hocket.models.moss_local.config import MossLocalConfig
-from hocket.models.qwen3_weights import qwen3_weights
-from hocket.models.weights import WeightEntry
 
 
 def talker_weight_table(config: MossLocalConfig, dtype: torch.dtype) -> list[WeightEntry]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
-from hocket.models.codec_state import CodecState, Direction, PackedStreams, RingSpec
+from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, RingSpec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.conv import TailWindow
 from hocket.models.qwen3_codec.decoder import CodecDecoder, DecoderWindow

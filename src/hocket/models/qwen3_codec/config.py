@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
+from hocket.checkpoint.config_file import Layers, PositiveFloat, RopeSection, Section, Size, read_file
 from hocket.errors import ConfigError
-from hocket.models.codec_state import Direction, RingSpec
-from hocket.models.config_file import Layers, PositiveFloat, RopeSection, Section, Size, read_file
+from hocket.models.layers.codec_state import Direction, RingSpec
 
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
 #: Longest recording that is encoded in a stream. The encoder sees all of what it heard (spec/qwen3 10), so this sets

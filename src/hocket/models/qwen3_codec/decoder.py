@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.models.codec_state import PackedWindow
-from hocket.models.layers import RMSNorm
+from hocket.models.layers.basic import RMSNorm
+from hocket.models.layers.codec_state import PackedWindow
 from hocket.models.qwen3_codec.config import DecoderSpec
 from hocket.models.qwen3_codec.conv import TailLayout
 from hocket.models.qwen3_codec.decoder_transformer import DecoderTransformer

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.models.codec_state import RingWindow
-from hocket.models.layers import RopeTables, half_rope_tables, rotate_halves
+from hocket.models.layers.basic import RopeTables, half_rope_tables, rotate_halves
+from hocket.models.layers.codec_state import RingWindow
 from hocket.models.qwen3_codec.config import TransformerSpec
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from hocket.checkpoint.weights import load_weights
 from hocket.models.family import Codec, CodecPlan
 from hocket.models.qwen3_codec.codec import Qwen3Codec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.weights import codec_weight_table, resident_bytes, unread_tensors
-from hocket.models.weights import load_weights
 
 #: What the first part of a parameter's path is called in a report. Codebooks are parts of both.
 _PARTS = {"encoder": "encoder", "decoder": "decoder"}

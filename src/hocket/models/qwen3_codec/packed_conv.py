@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.packed_tail import PackedTail
-from hocket.models.codec_state import PackedStreams
+from hocket.kernels.types.packed_tail import PackedTail
+from hocket.models.layers.codec_state import PackedStreams
 from hocket.models.qwen3_codec.conv import TailLayout, TailSpec
 
 #: Keeps a vanishing amplitude of Snake's from dividing by zero.

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from hocket.checkpoint.config_file import Section, Size, read_file
+from hocket.checkpoint.weights import WeightEntry
 from hocket.errors import ReferenceAudioError
-from hocket.models.config_file import Section, Size, read_file
-from hocket.models.weights import WeightEntry
 
 FFT_SAMPLES = 1024
 HOP_SAMPLES = 256

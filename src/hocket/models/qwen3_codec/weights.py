@@ -7,9 +7,9 @@ from math import prod
 
 import torch
 
+from hocket.checkpoint.weights import WeightEntry
 from hocket.models.qwen3_codec.config import DecoderSpec, EncoderSpec, Qwen3CodecConfig, TransformerSpec
 from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL, LATENT_KERNEL
-from hocket.models.weights import WeightEntry
 
 _FLOAT = torch.float32
 

@@ -11,17 +11,17 @@ import torch
 from pydantic import Field, ValidationError
 from torch import nn
 
+from hocket.checkpoint.config_file import Section, config_error
+from hocket.checkpoint.weights import WeightEntry, load_weights
 from hocket.errors import CheckpointError, ConfigError
-from hocket.models.config_file import Section, config_error
 from hocket.models.family import LoadedTalker, TalkerPlan
 from hocket.models.qwen3_codec.speaker import SpeakerConfig, SpeakerEncoder, speaker_weight_table
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
-from hocket.models.resolved_sampling import PredictorSampling, ResolvedSampling
-from hocket.models.weights import WeightEntry, load_weights
-from hocket.prompt.qwen3_tts import Qwen3TtsPrompt
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.models.sampling.params import PredictorSampling, ResolvedSampling
+from hocket.text.tokenizer import TextTokenizer
 
 #: What the first part of a parameter's path is called in a report.
 _PARTS = {

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.models.frame_kv import FrameKV
-from hocket.models.layers import RopeTables
-from hocket.models.qwen3 import Qwen3Backbone
+from hocket.models.layers.basic import RopeTables
+from hocket.models.layers.frame_kv import FrameKV
+from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
 

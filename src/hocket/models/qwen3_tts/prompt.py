@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
 from hocket.errors import InvalidRequestError
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
-from hocket.prompt.tokenizer import TextTokenizer
+from hocket.text.tokenizer import TextTokenizer
 
 _LOG = logging.getLogger("hocket")
 

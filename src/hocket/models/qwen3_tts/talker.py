@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.models.frame_draws import FrameDraws
-from hocket.models.qwen3 import Qwen3Backbone
+from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
 from hocket.models.qwen3_tts.predictor import CodePredictor
-from hocket.models.sampling import SamplingBatch
+from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling.frame import FrameDraws
 
 
 class Qwen3TtsTalker(nn.Module):

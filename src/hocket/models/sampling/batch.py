@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.models.host_sampling import HostRules, draw_on_host
-from hocket.models.noise import UNIFORM_BITS
+from hocket.kernels.reference.philox import UNIFORM_BITS
+from hocket.kernels.reference.sampling_numpy import HostRules, draw_on_host
 
 #: Probabilities become integers in units of 2**-32 for the draw: summing integers is exact in any order.
 _WEIGHT_SCALE = 2.0**32

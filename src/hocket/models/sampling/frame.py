@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels import ops
-from hocket.models.noise import uniforms
-from hocket.models.sampling import SamplingBatch, draw
+from hocket.kernels.reference.philox import uniforms
+from hocket.models.sampling.batch import SamplingBatch, draw
 
 
 class FrameDraws:

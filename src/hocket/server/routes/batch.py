@@ -14,14 +14,14 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from hocket.errors import HocketError, InvalidRequestError
-from hocket.server.answers import Usage, speak_whole, usage_of
-from hocket.server.encoders import EncodedAudio
 from hocket.server.errors import error_fields
 from hocket.server.gate import Record
 from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, VoiceFields, read_body
 from hocket.server.services import Services
 from hocket.server.settings import ServerSettings
-from hocket.server.speech import plan_speech
+from hocket.server.speech.encoders import EncodedAudio
+from hocket.server.speech.responses import Usage, speak_whole, usage_of
+from hocket.server.speech.synthesis import plan_speech
 
 #: Fields that say how one answer is sent; a batch is sent whole.
 _NOT_IN_ITEMS = ("stream", "stream_format")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-_FOLDER = Path(__file__).parent / "studio"
+_FOLDER = Path(__file__).parents[1] / "studio"
 #: Address, file and type of everything there is.
 _FILES = (
     ("/", "index.html", "text/html"),

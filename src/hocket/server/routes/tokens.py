@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from hocket.audio.reference import prepare_audio
 from hocket.errors import AudioFileError, InvalidRequestError, ReferenceAudioError
-from hocket.prompt.reference import prepare_audio
-from hocket.server.documents import ERROR_ANSWERS, json_body, json_document
-from hocket.server.encoders import encode_whole
-from hocket.server.references import fetch
+from hocket.server.openapi import ERROR_ANSWERS, json_body, json_document
 from hocket.server.schemas import Body, read_body
 from hocket.server.services import services_of
 from hocket.server.settings import ResponseFormat
+from hocket.server.speech.encoders import encode_whole
+from hocket.server.speech.voice import fetch
 
 router = APIRouter(prefix="/v1/audio/tokens")
 

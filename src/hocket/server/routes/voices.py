@@ -10,11 +10,11 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import UploadFile
 
 from hocket.errors import InvalidRequestError
-from hocket.server.documents import ERROR_ANSWERS
-from hocket.server.encoders import encode_whole
 from hocket.server.gate import record_of
+from hocket.server.openapi import ERROR_ANSWERS
 from hocket.server.services import services_of
-from hocket.server.voices import Voice
+from hocket.server.speech.encoders import encode_whole
+from hocket.server.voice_store import Voice
 
 router = APIRouter(prefix="/v1/audio/voices")
 

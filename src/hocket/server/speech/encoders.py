@@ -16,7 +16,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.audio import (
+from hocket.audio.io import (
     FORMATS,
     LAYOUTS,
     AudioFormat,
@@ -28,7 +28,7 @@ from hocket.audio import (
 )
 from hocket.core import Samples
 from hocket.errors import HocketError, InvalidRequestError, not_finite
-from hocket.server.mp3 import DELAY_SAMPLES, info_frame
+from hocket.server.speech.mp3 import DELAY_SAMPLES, info_frame
 
 MIN_SPEED = 0.25
 MAX_SPEED = 4.0

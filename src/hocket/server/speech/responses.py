@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from hocket.core import Samples
 from hocket.errors import HocketError
-from hocket.server.encoders import AudioEncoder, EncodedAudio, encode_whole
 from hocket.server.errors import ApiError, error_code, error_fields
 from hocket.server.gate import Record
 from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
-from hocket.server.speech import Plan, Speaking, plan_speech, speaking
+from hocket.server.speech.encoders import AudioEncoder, EncodedAudio, encode_whole
+from hocket.server.speech.synthesis import Plan, Speaking, plan_speech, speaking
 
 #: Encoders that cost next to nothing; the others work on a thread, so that they hold up no other stream.
 _CHEAP_FORMATS = {"wav", "pcm"}

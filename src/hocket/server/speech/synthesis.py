@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.checkpoint.voices import DEFAULT_VOICE
 from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, Samples, SpeechRequest, TaskType, drawn_seed
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
-from hocket.prompt.text_front import normalise
 from hocket.server.errors import ApiError
 from hocket.server.gate import Record
-from hocket.server.long_text import split_text
-from hocket.server.references import Found, find_reference, find_voice
 from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
 from hocket.server.settings import ResponseFormat
-from hocket.voices import DEFAULT_VOICE
+from hocket.server.speech.voice import Found, find_reference, find_voice
+from hocket.text.normalize import normalise
+from hocket.text.segment import split_text
 
 #: Odd, and far from a simple fraction of 2^63: the seeds of a long text's pieces do not meet those of nearby seeds.
 _SEED_STRIDE = 0x1E3779B97F4A7C15

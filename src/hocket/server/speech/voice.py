@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from hocket.checkpoint.voices import VoiceNotFoundError, voice_name
 from hocket.core import Reference
 from hocket.errors import InvalidRequestError, ReferenceAudioError
-from hocket.server.fetch import fetch_reference
 from hocket.server.services import Services
-from hocket.voices import VoiceNotFoundError, voice_name
+from hocket.server.speech.fetch import fetch_reference
 
 #: Voices that an error lists.
 _SOME = 5

@@ -12,7 +12,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from hocket.errors import HocketError
 from hocket.server.errors import ApiError, error_code, error_fields, internal_error
 from hocket.server.services import services_of
-from hocket.server.websocket_dialects import Dialect, own_words
+from hocket.server.websocket.dialects import Dialect, own_words
 
 _CLOSE_NORMAL = 1000
 _CLOSE_INTERNAL_ERROR = 1011

@@ -17,16 +17,16 @@ from fastapi import APIRouter, WebSocket
 
 from hocket.core import FinishReason, Samples, drawn_seed
 from hocket.errors import HocketError, InvalidRequestError
-from hocket.server.answers import encoded, new_encoder
-from hocket.server.encoders import encode_whole
 from hocket.server.errors import error_code
 from hocket.server.gate import Record, record_of
-from hocket.server.long_text import SentenceBuffer
 from hocket.server.schemas import check_text, read_json
 from hocket.server.services import Services, services_of
-from hocket.server.speech import Plan, piece_seed, pieces_of, plan_speech, speaking
-from hocket.server.websocket_dialects import VllmOmni, own_words
-from hocket.server.websocket_messages import (
+from hocket.server.speech.encoders import encode_whole
+from hocket.server.speech.responses import encoded, new_encoder
+from hocket.server.speech.synthesis import Plan, piece_seed, pieces_of, plan_speech, speaking
+from hocket.server.websocket.connection import Wire
+from hocket.server.websocket.dialects import VllmOmni, own_words
+from hocket.server.websocket.messages import (
     OMNI_MODELS,
     CancelMessage,
     ConfigMessage,
@@ -36,7 +36,7 @@ from hocket.server.websocket_messages import (
     kind_of,
     read_message,
 )
-from hocket.server.websocket_wire import Wire
+from hocket.text.segment import SentenceBuffer
 
 _LOG = logging.getLogger("hocket.request")
 

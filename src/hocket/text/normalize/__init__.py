@@ -12,8 +12,8 @@ from typing import Literal
 
 from hocket.core import MAX_TEXT_CHARACTERS, SpeechRequest
 from hocket.errors import InvalidRequestError
-from hocket.prompt.text_front.characters import fold
-from hocket.prompt.text_front.english import read_out
+from hocket.text.normalize.characters import fold
+from hocket.text.normalize.english import read_out
 
 #: The languages that can be read out.
 TextFront = Literal["en"]

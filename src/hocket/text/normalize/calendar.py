@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hocket.prompt.text_front.numbers import cardinal, digits, ordinal, year
-from hocket.prompt.text_front.tables import DAYS, MONTHS
+from hocket.text.normalize.numbers import cardinal, digits, ordinal, year
+from hocket.text.normalize.tables import DAYS, MONTHS
 
 Match = re.Match[str]
 Rule = tuple[re.Pattern[str], Callable[[Match], str]]

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from hocket.prompt.text_front.tables import CURRENCIES, SYMBOLS
+from hocket.text.normalize.tables import CURRENCIES, SYMBOLS
 
 #: Before the compatibility forms of Unicode are taken, which would lose what these mean.
 _SUPERSCRIPTS = {ord(digit): f"^{i}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}

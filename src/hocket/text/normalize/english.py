@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from hocket.prompt.text_front.calendar import CALENDAR_RULES, Match, Rule, after, before
-from hocket.prompt.text_front.numbers import cardinal, ordinal
-from hocket.prompt.text_front.quantities import QUANTITY_RULES
-from hocket.prompt.text_front.tables import (
+from hocket.text.normalize.calendar import CALENDAR_RULES, Match, Rule, after, before
+from hocket.text.normalize.numbers import cardinal, ordinal
+from hocket.text.normalize.quantities import QUANTITY_RULES
+from hocket.text.normalize.tables import (
     ABBREVIATIONS,
     BEFORE_NUMBERS,
     CURRENCIES,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from hocket.prompt.text_front.calendar import Match, Rule, after, before
-from hocket.prompt.text_front.numbers import cardinal, decade, digits, fraction, number, ordinal, year
-from hocket.prompt.text_front.tables import CURRENCIES, CURRENCY_CODES, DOLLARS, MAGNITUDES, PER, UNITS, Noun
+from hocket.text.normalize.calendar import Match, Rule, after, before
+from hocket.text.normalize.numbers import cardinal, decade, digits, fraction, number, ordinal, year
+from hocket.text.normalize.tables import CURRENCIES, CURRENCY_CODES, DOLLARS, MAGNITUDES, PER, UNITS, Noun
 
 #: At most as many digits as anybody writes: what is longer is read in pieces, so a text of digits takes no longer.
 _WHOLE = r"(?:\d{1,3}(?:,\d{3}){1,6}(?![\d])|\d{1,40})"

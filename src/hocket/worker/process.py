@@ -1,8 +1,8 @@
 """The process that owns the engine.
 
-    python -m hocket.engine.worker_process ENDPOINT SPEC
+    python -m hocket.worker.process ENDPOINT SPEC
 
-Started by `hocket.engine.supervisor`, which holds the other end of its standard input: when that closes, whoever
+Started by `hocket.worker.supervisor`, which holds the other end of its standard input: when that closes, whoever
 started it is gone, and so is the worker. Standard output carries one line, the error, when the engine does not load.
 """
 
@@ -22,11 +22,11 @@ import msgspec
 import torch
 import zmq
 
+from hocket.engine.build import parse_device
 from hocket.engine.engine import Engine
-from hocket.engine.loading import parse_device
-from hocket.engine.messages import EngineSpec, WireError
-from hocket.engine.worker import Worker, open_socket
 from hocket.errors import HocketError
+from hocket.worker.messages import EngineSpec, WireError
+from hocket.worker.worker import Worker, open_socket
 
 _LOG = logging.getLogger("hocket.worker")
 
