@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 from hocket.kernels.gpu import sampler
 from hocket.kernels.reference import talker as reference
 from hocket.kernels.reference.philox import uniforms
-from hocket.models.sampling.batch import DrawRules, probabilities
-from hocket.models.sampling.batch import draw as draw_by_rules
+from hocket.kernels.reference.sampling import DrawRules, probabilities
+from hocket.kernels.reference.sampling import draw as draw_by_rules
 
 #: Scores that overflow are meant to; the interpreter's NumPy warns of them.
 pytestmark = [

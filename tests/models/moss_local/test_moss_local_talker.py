@@ -14,11 +14,12 @@ from torch import Tensor
 
 from hocket.checkpoint.weights import load_weights
 from hocket.kernels.reference.philox import uniforms
+from hocket.kernels.reference.sampling import DrawRules, draw
 from hocket.models.layers.kv_cache import KVPages, PagedBatch
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.sampling.batch import DrawRules, SamplingBatch, draw
+from hocket.models.sampling.batch import SamplingBatch
 
 GOLDEN = paths.GOLDEN / "local_tiny"
 CASES = ("plain", "one_ref", "two_ref", "continuation", "fields")

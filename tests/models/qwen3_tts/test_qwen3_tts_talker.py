@@ -22,7 +22,8 @@ from tests.support.qwen3_tts_helpers import (
 from torch import Tensor
 
 from hocket.kernels.reference.philox import uniforms
-from hocket.models.sampling.batch import DrawRules, PredictorSamplingBatch, SamplingBatch, draw, probabilities
+from hocket.kernels.reference.sampling import DrawRules, draw, probabilities
+from hocket.models.sampling.batch import PredictorSamplingBatch, SamplingBatch
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
 

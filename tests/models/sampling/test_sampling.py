@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.core import MAX_SEED
 from hocket.kernels.reference.philox import philox4x32, uniforms
-from hocket.models.sampling.batch import DrawRules, draw, probabilities
+from hocket.kernels.reference.sampling import DrawRules, draw, probabilities
 
 GOLDEN = paths.GOLDEN / "local_tiny" / "golden_local.safetensors"
 TRIPLES = [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.0, 1, 1.0), (1.0, 50, 0.95), (1.2, 25, 1.0), (1.7, 25, 0.8)]

@@ -1,4 +1,4 @@
-"""The draw of `models/sampling.py` on a CPU, in NumPy.
+"""The draw of `sampling.py` on a CPU, in NumPy.
 
 A draw is some thirty small operations and one sort, and a frame has a dozen draws: NumPy starts an operation in a third
 of the time and sorts a row an order of magnitude faster than PyTorch, which spent a quarter of a small model's frame.
@@ -42,7 +42,7 @@ class HostRules:
 def draw_on_host(
     logits_BV: Floats, u_B: Floats, uniform_bits: int, rules: HostRules, seen_BV: NDArray[np.bool_] | None
 ) -> Integers:
-    """int64 [B], as `models.sampling.draw` says; `u_B` are multiples of 2**-uniform_bits."""
+    """int64 [B], as `sampling.draw` says; `u_B` are multiples of 2**-uniform_bits."""
     score_BC, code_BC, kth_B1 = _best(_scores(logits_BV, rules, seen_BV), rules)
     # In float64, where no score over no temperature overflows.
     mass_BC = np.exp((score_BC - score_BC[:, :1]) / rules.temperature_B1)

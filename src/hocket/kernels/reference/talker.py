@@ -1,7 +1,7 @@
 """Every operation in plain PyTorch: what the kernels are tested against, and what a CPU runs.
 
 But for drawing and for attention over pages and rings: there a CPU has forms that prepare once what all layers share
-(`models/sampling.py`, `kv_cache.py`, `codec_state.py`), to which the same goldens apply.
+(`sampling_numpy.py`, `kv_cache.py`, `codec_state.py`), to which the same goldens apply.
 
 Letters as in `core.py`; M are rows of whatever batch, S slots of a cache. Operations write only into what they say.
 """
@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels.reference.philox import uniforms
+from hocket.kernels.reference.sampling import DrawRules
+from hocket.kernels.reference.sampling import draw as draw_by_rules
 from hocket.kernels.types.scaled import Rows8, Scaled, plain
-from hocket.models.sampling.batch import DrawRules
-from hocket.models.sampling.batch import draw as draw_by_rules
 
 # ---- matrix products
 
@@ -310,9 +310,9 @@ def draw(
     frame_B: Tensor,
     slot: int,
 ) -> Tensor:
-    """int64 [B]: a code of each row by `models.sampling.draw`, with the noise of (seed, frame, slot).
+    """int64 [B]: a code of each row by `sampling.draw`, with the noise of (seed, frame, slot).
 
-    Parameters as in `models.sampling.SamplingBatch`. `penalty_B` and `seen_BV` (bool) are given together.
+    Parameters as in `SamplingBatch`. `penalty_B` and `seen_BV` (bool) are given together.
     """
     rules = DrawRules.of(temperature_B, top_p_B, top_k_B, torch.ones_like(top_p_B) if penalty_B is None else penalty_B)
     return draw_by_rules(logits_BV, uniforms(seed_B, frame_B, slot + 1)[:, slot], rules, seen_BV)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from hocket.kernels import ops
 from hocket.kernels.reference.philox import uniforms
-from hocket.models.sampling.batch import SamplingBatch, draw
+from hocket.kernels.reference.sampling import draw
+from hocket.models.sampling.batch import SamplingBatch
 
 
 class FrameDraws:
