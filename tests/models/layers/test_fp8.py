@@ -24,7 +24,8 @@ from hocket.errors import ConfigError
 from hocket.kernels import ops
 from hocket.kernels.reference import talker as reference
 from hocket.models.layers.fp8 import Fp8Linear, compute_dtype, quantize_blocks, quantize_models
-from hocket.models.layers.qwen3 import Qwen3Backbone, Qwen3BackboneConfig
+from hocket.models.layers.qwen3 import Qwen3Backbone
+from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker

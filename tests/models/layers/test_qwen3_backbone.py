@@ -17,7 +17,8 @@ from hocket.models.layers.basic import (
     rotate_pairs,
 )
 from hocket.models.layers.kv_cache import FP8, SCRATCH_PAGE, KVPages, PagedBatch
-from hocket.models.layers.qwen3 import Qwen3Backbone, Qwen3BackboneConfig
+from hocket.models.layers.qwen3 import Qwen3Backbone
+from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 
 CPU = torch.device("cpu")
 PAGE_ROWS = 4

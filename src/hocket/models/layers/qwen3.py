@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -15,29 +14,7 @@ from hocket.models.layers.basic import RMSNorm, RopeTables, half_rope_tables, ro
 from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
 from hocket.models.layers.frame_kv import FrameKV
 from hocket.models.layers.kv_cache import KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
-
-
-@dataclass(frozen=True, slots=True)
-class Qwen3BackboneConfig:
-    """Dimensions of a backbone; `head_dim` is free of `hidden_size / heads`."""
-
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    norm_eps: float
-    rope_theta: float
-
-    @property
-    def description(self) -> str:
-        """One line for people."""
-        return (
-            f"{self.layers} layers, width {self.hidden_size}, FFN {self.intermediate_size}, "
-            f"{self.heads}/{self.kv_heads} heads x {self.head_dim}, RoPE base {self.rope_theta:g}"
-        )
-
+from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 
 #: From stacked projections [B, T, (H + 2 G) * K], the attention they are of and its layer's index to [B, T, H * K].
 #: Where keys and values are kept is its own affair.

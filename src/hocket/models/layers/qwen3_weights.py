@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hocket.checkpoint.weights import WeightEntry
-from hocket.models.layers.qwen3 import Qwen3BackboneConfig
+from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 
 
 def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:

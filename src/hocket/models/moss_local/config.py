@@ -7,19 +7,10 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from hocket.checkpoint.config_file import (
-    Id,
-    Layers,
-    PositiveFloat,
-    Qwen3Section,
-    Qwen3TalkerConfig,
-    Section,
-    Size,
-    config_error,
-    same,
-)
+from hocket.checkpoint.config_file import Id, Layers, PositiveFloat, Section, Size, config_error, same
 from hocket.core import VoiceTraits
 from hocket.errors import ConfigError
+from hocket.models.layers.qwen3_config import Qwen3Section, Qwen3TalkerConfig
 from hocket.models.moss_local.depth import DepthConfig
 
 MODEL_TYPE = "moss_tts_local"

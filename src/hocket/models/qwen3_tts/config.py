@@ -7,10 +7,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError, model_validator
 
-from hocket.checkpoint.config_file import Id, Layers, Qwen3Section, Qwen3TalkerConfig, Section, Size, config_error
+from hocket.checkpoint.config_file import Id, Layers, Section, Size, config_error
 from hocket.core import TaskType, VoiceTraits
 from hocket.errors import ConfigError
-from hocket.models.layers.qwen3 import Qwen3BackboneConfig
+from hocket.models.layers.qwen3_config import Qwen3BackboneConfig, Qwen3Section, Qwen3TalkerConfig
 
 MODEL_TYPE = "qwen3_tts"
 TOKENIZER_TYPE = "qwen3_tts_tokenizer_12hz"
