@@ -1,6 +1,6 @@
 """Draw docs/performance.svg: throughput and first audio over clients, from benchmarks/results/engine_h200.json.
 
-python benchmarks/plot_engine.py     # needs matplotlib
+python -m benchmarks.plot_engine     # needs matplotlib
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a case of `gpu_kernels.py` is, and what cases are made of.
+"""What a case of `benchmarks.gpu.kernels` is, and what cases are made of.
 
 Bytes count every input and every output once.
 """

@@ -1,4 +1,4 @@
-"""What `gpu_kernels.py` measures: each kernel's inputs at a model's sizes, and what it cannot avoid doing.
+"""What `benchmarks.gpu.kernels` measures: each kernel's inputs at a model's sizes, and what it cannot avoid doing.
 
 Sizes come from the dimensions that ship with Hocket, or a folder's.
 """

@@ -1,4 +1,4 @@
-"""Cases of `gpu_kernels.py`: the kernels of codecs, at the sizes of a chunk of several streams."""
+"""Cases of `benchmarks.gpu.kernels`: the kernels of codecs, at the sizes of a chunk of several streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FP8 costs in precision, part by part (`benchmarks.gpu.fp8_error_parts`).
+"""What FP8 costs in precision: each part of a model against the same part in float32, on the same random input.
 
     python -m benchmarks.gpu.fp8_error --model moss-tts-local-v1.5 --random-weights --device cuda --json fp8_error.json
 
@@ -10,15 +10,27 @@ have: their errors are the lower bound.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
+from torch import Tensor, nn
 
-from benchmarks.gpu.fp8_error_parts import Models, fp8_errors
 from hocket.bench.engine.random_model import loaded_models, random_models
 from hocket.bench.environment import now
 from hocket.engine.build import parse_device
+from hocket.models.family import Codec, LoadedTalker
+from hocket.models.layers.fp8 import quantize_models
+from hocket.models.layers.kv_cache import FP8, KVPages, PagedBatch
+from hocket.models.moss_local.talker import MossLocalTalker
+from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
+
+Models: TypeAlias = tuple[LoadedTalker, Codec]
+#: Rows of the backbone's output that go on to the predictor of the frame's codes.
+_PREDICTED_ROWS = 64
 
 
 def main() -> None:
@@ -56,6 +68,97 @@ def main() -> None:
     print(text)
     if wishes.json is not None:
         wishes.json.write_text(text + "\n", encoding="utf-8")
+
+
+@torch.inference_mode()
+def fp8_errors(
+    models: Callable[[torch.dtype], Models], *, rows: int, frames: int, seed: int
+) -> dict[str, dict[str, float]]:
+    """Relative root-mean-square errors, by part and then by precision ("bf16", "fp8"; of the backbone also "fp8_kv",
+    bfloat16 but for keys and values).
+
+    `models` makes a model in float32 or bfloat16, which is what FP8 goes with. All get the bfloat16 one's weights, so
+    that none but the arithmetic and the FP8 rounding count. Two sequences of `rows` random frames go through the
+    backbone, their last hidden states through the code predictor, `frames` random frames through the codec's decoder.
+    """
+    exact, rounded = models(torch.float32), models(torch.bfloat16)
+    for ours, theirs in zip(_tensors(exact), _tensors(rounded), strict=True):
+        ours.copy_(theirs)
+    talker, device = rounded[0].talker, next(rounded[0].talker.parameters()).device
+    sizes = torch.tensor(talker.config.audio_codebook_sizes)
+    generator = torch.Generator().manual_seed(seed)
+    codes_MN = (torch.rand(2 * rows, len(sizes), generator=generator) * sizes).long().to(device)
+    codec_codes_TN = torch.randint(rounded[1].config.codebook_size, (frames, len(sizes)), generator=generator).to(
+        device
+    )
+    text_M = torch.full((len(codes_MN),), talker.config.frame_text_id, device=device)
+    x_BTD = torch.unflatten(talker.embed_frame(codes_MN, text_M), 0, (2, rows))
+
+    def parts(model: Models, hidden_MD: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        loaded, codec = model
+        dtype = next(loaded.talker.parameters()).dtype
+        hidden_BTD = _backbone(loaded.talker, x_BTD.to(dtype))
+        own_MD = hidden_BTD.flatten(0, 1)[-_PREDICTED_ROWS:]
+        # All predict from the exact hidden states, as near as bfloat16 comes.
+        from_MD = (own_MD.bfloat16() if hidden_MD is None else hidden_MD).to(dtype)
+        logits = _code_logits(loaded.talker, from_MD, codes_MN[-len(from_MD) :])
+        return hidden_BTD, logits, codec.decode_whole(codec_codes_TN)
+
+    wanted = parts(exact, None)
+    hidden_MD = wanted[0].flatten(0, 1)[-_PREDICTED_ROWS:].bfloat16()
+    in_bf16 = parts(rounded, hidden_MD)
+    fp8_kv = relative_error(_paged_backbone(rounded[0].talker, x_BTD.bfloat16()), wanted[0])
+    quantize_models(rounded[0].talker, rounded[1])
+    in_fp8 = parts(rounded, hidden_MD)
+    errors = {
+        name: {"bf16": relative_error(bf16, right), "fp8": relative_error(fp8, right)}
+        for name, bf16, fp8, right in zip(
+            ("backbone_hidden", "code_logits", "codec_samples"), in_bf16, in_fp8, wanted, strict=True
+        )
+    }
+    errors["backbone_hidden"]["fp8_kv"] = fp8_kv
+    return errors
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """Root mean square of the difference, over that of what was wanted."""
+    difference = found.double() - wanted.double()
+    return float(difference.square().mean().sqrt() / wanted.double().square().mean().sqrt())
+
+
+def _tensors(models: Models) -> Iterator[Tensor]:
+    loaded, codec = models
+    assert isinstance(loaded.talker, nn.Module)
+    return itertools.chain(loaded.talker.parameters(), loaded.talker.buffers(), codec.parameters(), codec.buffers())
+
+
+def _backbone(talker: object, x_BTD: Tensor) -> Tensor:
+    assert isinstance(talker, MossLocalTalker | Qwen3TtsTalker)
+    return talker.backbone(x_BTD)
+
+
+def _paged_backbone(talker: object, x_BTD: Tensor) -> Tensor:
+    """With keys and values in 8 bits."""
+    assert isinstance(talker, MossLocalTalker | Qwen3TtsTalker)
+    config, (batch, rows), device = talker.config, x_BTD.shape[:2], x_BTD.device
+    table_BP = torch.arange(batch, device=device)[:, None] + 1
+    kv = KVPages.allocate(config.layers, 1 + batch, rows, config.kv_heads, config.head_dim, FP8, device)
+    starts_B = torch.zeros(batch, dtype=torch.int64, device=device)
+    return talker.backbone(x_BTD, kv, PagedBatch(table_BP, starts_B, starts_B + rows))
+
+
+def _code_logits(talker: object, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
+    """All logits of a frame's codes from the hidden state before it, given the codes themselves; [M, ...]."""
+    codes = codes_MN.unbind(1)
+    if isinstance(talker, MossLocalTalker):
+        inputs = [hidden_MD, *(talker.codebook(k)[code_M] for k, code_M in enumerate(codes[:-1]))]
+        y_MPD = talker.depth(torch.stack(inputs, 1))
+        return torch.cat([talker.code_logits(y_MPD[:, k], k) for k in range(len(codes))], 1)
+    assert isinstance(talker, Qwen3TtsTalker)
+    predictor = talker.predictor
+    first_M2D = torch.stack([hidden_MD, talker.codec_embedding(codes[0])], 1)
+    y_MPD = predictor(torch.cat([first_M2D, predictor.embed(codes_MN[:, 1:-1])], 1))
+    return torch.cat([predictor.logits(y_MPD[:, k], k) for k in range(1, len(codes))], 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The golden checkpoints on a device, for `gpu_check.py`: whole engines, and codecs by themselves."""
+"""The golden checkpoints on a device, for `benchmarks.gpu.check`: whole engines, and codecs by themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products of a model, as `gpu_kernels.py` measures them."""
+"""Matrix products of a model, as `benchmarks.gpu.kernels` measures them."""
 
 from __future__ import annotations
 

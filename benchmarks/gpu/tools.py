@@ -1,12 +1,8 @@
-"""What the GPU benchmarks share: times of device work, and reports that keep what was measured when something fails.
-
-Importing it finds Hocket, installed or in the folder beside this one.
-"""
+"""What the GPU benchmarks share: times of device work, and reports that keep what was measured when something fails."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -28,20 +24,6 @@ BYTES_PER_SECOND = 4.3e12
 FLOPS = {torch.bfloat16: 790e12, torch.float8_e4m3fn: 2 * 790e12, torch.float32: 790e12}
 #: Of an H200, whose L2 holds 60 MB: buffers that are used in turn must be larger together.
 COLD_BYTES = 150e6
-
-
-def _import_hocket() -> None:
-    """Leaves with a line that names what is missing."""
-    try:
-        importlib.import_module("hocket")
-    except ModuleNotFoundError:
-        sys.path.insert(0, str(ROOT / "src"))
-    try:
-        importlib.import_module("hocket.bench.engine.bench")
-    except ModuleNotFoundError as error:
-        sys.exit(
-            f"the package {error.name!r} is missing here; install it (pip install {error.name}) and run this again"
-        )
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -272,6 +254,3 @@ def _host_us(call: Callable[[], object], count: int) -> float:
 def floor_us(nbytes: float, flops: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> float:
     """No version is faster by much: the bytes that must move, or the operations, whichever takes longer."""
     return 1e6 * max(nbytes / BYTES_PER_SECOND, flops / FLOPS[dtype])
-
-
-_import_hocket()

@@ -12,7 +12,7 @@ from tests.support.paths import GOLDEN
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu.fp8_error_parts import relative_error
+from benchmarks.gpu.fp8_error import relative_error
 
 from hocket.kernels import ops
 from hocket.models.layers.fp8 import Fp8Linear, quantize_blocks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu.fp8_error_parts import fp8_errors, relative_error
+from benchmarks.gpu.fp8_error import fp8_errors, relative_error
+from benchmarks.gpu.fp8_error import main as fp8_error_command
 from tests.support.paths import REPOSITORY
 from torch import Tensor, nn
 
@@ -243,7 +243,7 @@ def test_the_report(
     arguments = ["--model", str(golden / "local_tiny"), "--codec", str(golden / "codec2_tiny"), "--random-weights"]
     arguments += ["--rows", "16", "--frames", "4", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["fp8_error.py", *arguments])
-    runpy.run_module("benchmarks.gpu.fp8_error", run_name="__main__")
+    fp8_error_command()
     report = json.loads(file.read_text())
     assert json.loads(capsys.readouterr().out) == report
     assert report["random_weights"]
