@@ -14,6 +14,7 @@ from torch import nn
 from benchmarks.gpu.tools import floor_us
 from hocket.models.family import Codec, Talker
 from hocket.models.layers.fp8 import Fp8Linear, compute_dtype
+from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import TransformerSpec
@@ -80,7 +81,7 @@ def advance_work(talker: Talker, kv_dtype: torch.dtype, rows: int, context: int)
     backbone = _backbone(talker)
     shape = backbone.config
     weights = _Matrices.of(backbone)
-    kv_bytes = talker.config.kv_bytes_per_row(kv_dtype) * rows * context
+    kv_bytes = kv_bytes_per_row(talker.config, kv_dtype) * rows * context
     attention = 4.0 * shape.layers * shape.heads * shape.head_dim * rows * context
     return Work(weights.nbytes + kv_bytes, 2.0 * weights.elements * rows + attention, weights.dtype)
 

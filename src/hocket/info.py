@@ -14,6 +14,7 @@ from hocket.config import EngineConfig
 from hocket.engine.memory_plan import MemoryPlan, plan_memory
 from hocket.errors import CheckpointError
 from hocket.models.family import CodecPlan, TalkerPlan
+from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.registry import builtin_model, checkpoint_kind, codec_folder, codec_plan, talker_extras, talker_plan
 
 Fact = str | int | float
@@ -94,7 +95,7 @@ def _talker(plan: TalkerPlan, dtype: torch.dtype) -> dict[str, Fact]:
         "max_context_rows": config.max_positions,
         **plan.facts,
         **_parameters(plan.weight_table, plan.parts),
-        "kv_bytes_per_row": config.kv_bytes_per_row(dtype),
+        "kv_bytes_per_row": kv_bytes_per_row(config, dtype),
     }
 
 

@@ -22,6 +22,7 @@ from hocket.core import SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import ConfigError
 from hocket.models.family import CodecPlan, TalkerPlan
+from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.weights import unread_tensors
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
@@ -228,7 +229,7 @@ def test_the_named_dimensions_belong_together() -> None:
         talker, codec = shapes[name]
         assert isinstance(talker, Qwen3TtsConfig)
         assert (talker.layers, talker.hidden_size, talker.n_vq, talker.sampling_rate) == (28, size, 16, 24_000)
-        assert talker.kv_bytes_per_row(torch.bfloat16) == 114_688
+        assert kv_bytes_per_row(talker, torch.bfloat16) == 114_688
         assert talker.projects_to_predictor == projects
         assert (codec.sample_rate, codec.channels, codec.n_codebooks, codec.frame_samples) == (24_000, 1, 16, 1920)
     assert shapes["qwen3-tts-1.7b"][1] == shapes["qwen3-tts-0.6b"][1]

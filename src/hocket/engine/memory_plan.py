@@ -13,7 +13,7 @@ from hocket.engine.runners.codec_slots import HEARING_SLOTS, STRICT_STREAMS, hea
 from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
 from hocket.models.family import CodecConfig, TalkerConfig
-from hocket.models.layers.kv_cache import FP8
+from hocket.models.layers.kv_cache import FP8, kv_bytes_per_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def plan_memory(
     With `config.memory_bytes`, K/V gets what the rest leaves of it.
     Raises ConfigError when the budget leaves less than one full-length request.
     """
-    kv_row_bytes = talker.kv_bytes_per_row(kv_dtype(config, dtype))
+    kv_row_bytes = kv_bytes_per_row(talker, kv_dtype(config, dtype))
     context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
     ring_bytes = 0
     if codec is not None:
@@ -77,7 +77,7 @@ def plan_memory(
         # Codes, and the text ids beside them.
         + context_rows * (talker.n_vq + 1) * torch.int32.itemsize
     )
-    workspace_bytes = config.rows * context_rows * talker.kv_bytes_per_row(dtype) // talker.layers
+    workspace_bytes = config.rows * context_rows * kv_bytes_per_row(talker, dtype) // talker.layers
     kv_rows = config.kv_rows or config.rows * context_rows
     if config.memory_bytes is not None:
         left = config.memory_bytes - weight_bytes - ring_bytes - row_bytes - workspace_bytes

@@ -5,10 +5,10 @@ The engine knows no model by name; `models/registry.py` does, and hands out thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.weights import WeightEntry
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest, VoiceTraits
 from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams
-from hocket.models.layers.kv_cache import KVPages, PagedBatch
+from hocket.models.layers.kv_cache import KVPages, KVShape, PagedBatch
 from hocket.models.sampling.batch import SamplingBatch
 from hocket.models.sampling.params import ResolvedSampling
 
@@ -39,15 +39,9 @@ class PromptBuilder(Protocol):
     ) -> PromptRows: ...
 
 
-class TalkerConfig(Protocol):
+class TalkerConfig(KVShape, Protocol):
     """What the engine reads of a talker's configuration."""
 
-    @property
-    def layers(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
     @property
     def hidden_size(self) -> int: ...
     @property
@@ -67,8 +61,11 @@ class TalkerConfig(Protocol):
         """Width of `PromptRows.voice`; 0 for a family that hears codes alone."""
 
     @property
+    def speakers(self) -> Collection[str]:
+        """Names of the voices that the model itself knows."""
+
+    @property
     def voice_traits(self) -> VoiceTraits: ...
-    def kv_bytes_per_row(self, dtype: torch.dtype) -> int: ...
 
 
 class Talker(Protocol):
@@ -199,5 +196,24 @@ class TalkerPlan:
     parts: Mapping[str, str]
     #: More lines for a report.
     facts: Mapping[str, str | int]
-    #: Names that the model itself knows.
-    speakers: tuple[str, ...] = ()
+
+
+class TalkerConfigFile(Protocol):
+    """The module `config` of a talker family's package. Importing it must not import torch."""
+
+    def read_config(self, raw: Mapping[str, Any], /) -> TalkerConfig:
+        """Read and check a parsed config.json. Raises ConfigError."""
+
+
+class TalkerFamily(Protocol):
+    """The module `family` of a talker family's package."""
+
+    def talker_plan(self, raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
+        """Plan the talker of a parsed config.json at `dtype`. Raises ConfigError."""
+
+
+class CodecFamily(Protocol):
+    """The module `family` of a codec family's package."""
+
+    def codec_plan(self, raw: Mapping[str, object], dtype: torch.dtype) -> CodecPlan:
+        """Plan the codec of a parsed config.json at `dtype`. Raises ConfigError."""

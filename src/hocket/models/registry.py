@@ -1,38 +1,48 @@
-"""From a checkpoint to a loaded family: the one place that knows the families by name."""
+"""The families by name, one line each, and the way from a checkpoint's folder to what an engine is made of.
+
+Importing this imports neither torch nor a family: a family's package is imported when a checkpoint asks for it. Such a
+package holds `config.read_config` (a talker's; without torch) and `family.talker_plan` or `family.codec_plan`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal, cast
 
 from hocket.checkpoint.extras import Extras, load_extras
 from hocket.checkpoint.hub import read_config, resolve_checkpoint
 from hocket.errors import CheckpointError, ConfigError
-from hocket.models.family import Codec, CodecPlan, LoadedTalker, TalkerPlan
-from hocket.models.moss_codec import config as moss_codec
-from hocket.models.moss_codec import family as moss_codec_family
-from hocket.models.moss_local import config as moss_local
-from hocket.models.moss_local import family as moss_local_family
-from hocket.models.qwen3_codec import config as qwen3_codec
-from hocket.models.qwen3_codec import family as qwen3_codec_family
-from hocket.models.qwen3_tts import config as qwen3_tts
-from hocket.models.qwen3_tts import family as qwen3_tts_family
+
+if TYPE_CHECKING:
+    import torch
+
+    from hocket.models.family import (
+        Codec,
+        CodecFamily,
+        CodecPlan,
+        LoadedTalker,
+        TalkerConfig,
+        TalkerConfigFile,
+        TalkerFamily,
+        TalkerPlan,
+    )
 
 Kind = Literal["talker", "codec"]
 
-#: By `model_type`: how each family reads a config.json.
-TALKERS: Mapping[str, Callable[[Mapping[str, object], torch.dtype], TalkerPlan]] = {
-    moss_local.MODEL_TYPE: moss_local_family.talker_plan,
-    qwen3_tts.MODEL_TYPE: qwen3_tts_family.talker_plan,
+#: Packages of the families, by the `model_type` of their checkpoints.
+TALKERS = {
+    "moss_tts_local": "hocket.models.moss_local",
+    "qwen3_tts": "hocket.models.qwen3_tts",
 }
-CODECS: Mapping[str, Callable[[Mapping[str, object], torch.dtype], CodecPlan]] = {
-    moss_codec.MODEL_TYPE: moss_codec_family.codec_plan,
-    qwen3_codec.MODEL_TYPE: qwen3_codec_family.codec_plan,
+CODECS = {
+    "moss-audio-tokenizer": "hocket.models.moss_codec",
+    "qwen3_tts_tokenizer_12hz": "hocket.models.qwen3_codec",
 }
+#: Official classes whose checkpoints may carry an older `model_type`.
+CODEC_CLASSES = {"MossAudioTokenizerModel": "moss-audio-tokenizer"}
 
 
 def builtin_model() -> Path:
@@ -48,24 +58,34 @@ def talker_plan(folder: Path, dtype: torch.dtype) -> TalkerPlan:
 
     Raises ConfigError for a codec, another family or an inconsistent config.json, CheckpointError without one.
     """
-    raw = _config_of(folder, "talker")
-    return TALKERS[str(raw["model_type"])](raw, dtype)
+    return plan_talker(_config_of(folder, "talker"), dtype)
+
+
+def plan_talker(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
+    """Plan the talker of a parsed config.json, whose `model_type` must be one of `TALKERS`. Raises ConfigError."""
+    family = cast("TalkerFamily", import_module(f"{TALKERS[str(raw['model_type'])]}.family"))
+    return family.talker_plan(raw, dtype)
 
 
 def load_talker(folder: Path, *, device: torch.device, dtype: torch.dtype) -> LoadedTalker:
-    """Load the talker checkpoint in `folder`, its tokenizer, prompt builder, voices, text front and sampling.
+    """Load the talker checkpoint in `folder`, its tokenizer, prompt builder, voices, text normalizer and sampling.
 
     Raises ConfigError as `talker_plan` does, CheckpointError for missing or wrong files.
     """
     plan = talker_plan(folder, dtype)
-    extras = _extras(folder, plan)
+    extras = _extras(folder, plan.config)
     loaded = plan.load(folder, device)
     return replace(loaded, extras=extras, sampling=loaded.sampling.overridden_by(extras.sampling))
 
 
 def talker_extras(folder: Path) -> Extras:
-    """The voices and the text front of the talker checkpoint in `folder`. Errors as for `load_talker`."""
-    return _extras(folder, talker_plan(folder, torch.float32))
+    """The voices and the text normalizer of the talker checkpoint in `folder`, without importing torch.
+
+    Errors as for `load_talker`.
+    """
+    raw = _config_of(folder, "talker")
+    file = cast("TalkerConfigFile", import_module(f"{TALKERS[str(raw['model_type'])]}.config"))
+    return _extras(folder, file.read_config(raw))
 
 
 def load_codec(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Codec:
@@ -75,8 +95,13 @@ def load_codec(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Cod
 
 def codec_plan(folder: Path, dtype: torch.dtype) -> CodecPlan:
     """Plan the codec in `folder` at `dtype`. Errors as for `talker_plan`."""
-    raw = _config_of(folder, "codec")
-    return CODECS[_codec_type(raw)](raw, dtype)
+    return plan_codec(_config_of(folder, "codec"), dtype)
+
+
+def plan_codec(raw: Mapping[str, object], dtype: torch.dtype) -> CodecPlan:
+    """Plan the codec of a parsed config.json of one of `CODECS`. Raises ConfigError."""
+    family = cast("CodecFamily", import_module(f"{CODECS[_codec_type(raw)]}.family"))
+    return family.codec_plan(raw, dtype)
 
 
 def codec_folder(talker_folder: Path, codec: str | Path | None) -> Path:
@@ -98,8 +123,10 @@ def codec_folder(talker_folder: Path, codec: str | Path | None) -> Path:
 
 
 def _codec_type(raw: Mapping[str, object]) -> str:
-    # By its class, too: some of its files have an older model_type.
-    return moss_codec.MODEL_TYPE if moss_codec.is_codec_config(raw) else str(raw.get("model_type"))
+    architectures = raw.get("architectures")
+    classes = architectures if isinstance(architectures, list) else []
+    older = (CODEC_CLASSES[name] for name in classes if name in CODEC_CLASSES)
+    return next(older, str(raw.get("model_type")))
 
 
 def _codec_inside(folder: Path) -> Path | None:
@@ -123,9 +150,9 @@ def checkpoint_kind(folder: Path) -> tuple[Kind, dict[str, object]]:
     )
 
 
-def _extras(folder: Path, plan: TalkerPlan) -> Extras:
-    config = plan.config
-    return load_extras(folder, n_vq=config.n_vq, codebook_sizes=config.audio_codebook_sizes, speakers=plan.speakers)
+def _extras(folder: Path, config: TalkerConfig) -> Extras:
+    sizes = config.audio_codebook_sizes
+    return load_extras(folder, n_vq=config.n_vq, codebook_sizes=sizes, speakers=config.speakers)
 
 
 def _config_of(folder: Path, wanted: Kind) -> dict[str, object]:

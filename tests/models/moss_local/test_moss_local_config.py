@@ -12,6 +12,7 @@ import torch
 from tests.support import paths
 
 from hocket.errors import ConfigError
+from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
@@ -59,7 +60,7 @@ def test_the_golden_file(raw: dict[str, Any]) -> None:
     assert (config.audio_user_slot_token_id, config.audio_assistant_slot_token_id) == (281, 282)
     assert config.sampling_rate == 300
     assert config.audio_tokenizer_name_or_path is None
-    assert config.kv_bytes_per_row(torch.bfloat16) == 2 * 3 * 2 * 32 * 2
+    assert kv_bytes_per_row(config, torch.bfloat16) == 2 * 3 * 2 * 32 * 2
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,15 @@ from hocket.models.qwen3_codec.codec import Qwen3Codec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
-from hocket.models.registry import CODECS, TALKERS, codec_folder, codec_plan, load_codec, load_talker, talker_plan
+from hocket.models.registry import (
+    codec_folder,
+    codec_plan,
+    load_codec,
+    load_talker,
+    plan_codec,
+    plan_talker,
+    talker_plan,
+)
 from hocket.models.sampling.params import PredictorSampling, ResolvedSampling
 
 #: Dimensions that ship with the package.
@@ -133,8 +141,7 @@ def plans(model: str, codec: str | None, dtype: torch.dtype) -> tuple[TalkerPlan
             raise ConfigError(f"--model {model} brings the dimensions of its codec; leave --codec out", param="codec")
         file = resources.files("hocket.bench") / "data" / f"{model}.json"
         document = json.loads(file.read_text(encoding="utf-8"))
-        raw_talker, raw_codec = document["talker"], document["codec"]
-        return TALKERS[raw_talker["model_type"]](raw_talker, dtype), CODECS[raw_codec["model_type"]](raw_codec, dtype)
+        return plan_talker(document["talker"], dtype), plan_codec(document["codec"], dtype)
     folder = Path(model)
     if not folder.is_dir():
         raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,23 @@ from hocket.kernels.reference.talker import gather_pages
 FP8, SCALE_DTYPE = torch.float8_e4m3fn, torch.bfloat16
 #: Where padding writes. No sequence may own it.
 SCRATCH_PAGE = 0
+
+
+class KVShape(Protocol):
+    """The dimensions of a backbone that its keys and values have."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def kv_bytes_per_row(shape: KVShape, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values that one row takes in all layers, with the scales of float8."""
+    scale_bytes = SCALE_DTYPE.itemsize if dtype == FP8 else 0
+    return 2 * shape.layers * shape.kv_heads * (shape.head_dim * dtype.itemsize + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from hocket.checkpoint.config_file import Layers, PositiveFloat, RopeSection, Section, Size
 from hocket.core import StrictModel
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +115,3 @@ class Qwen3TalkerConfig(StrictModel):
     @property
     def head_dim(self) -> int:
         return self.backbone.head_dim
-
-    def kv_bytes_per_row(self, dtype: torch.dtype) -> int:
-        """Bytes of the keys and values that one row takes in all layers, with the scales of float8."""
-        from hocket.models.layers.kv_cache import FP8, SCALE_DTYPE  # here, because it imports torch
-
-        scale_bytes = SCALE_DTYPE.itemsize if dtype == FP8 else 0
-        return 2 * self.layers * self.kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
@@ -11,7 +12,6 @@ from hocket.checkpoint.config_file import Id, Layers, PositiveFloat, Section, Si
 from hocket.core import VoiceTraits
 from hocket.errors import ConfigError
 from hocket.models.layers.qwen3_config import Qwen3Section, Qwen3TalkerConfig
-from hocket.models.moss_local.depth import DepthConfig
 
 MODEL_TYPE = "moss_tts_local"
 
@@ -89,6 +89,23 @@ class _File(Section):
         slots = self.audio_assistant_gen_slot_token_id, self.audio_assistant_slot_token_id
         same("audio_assistant_gen_slot_token_id and audio_assistant_slot_token_id", *slots)
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class DepthConfig:
+    """Dimensions of a depth transformer of `positions` steps."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    norm_eps: float
+    rope_base: float
+    positions: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
 
 
 class MossLocalConfig(Qwen3TalkerConfig):
@@ -199,6 +216,14 @@ class MossLocalConfig(Qwen3TalkerConfig):
         return 0
 
     @property
+    def speakers(self) -> Collection[str]:
+        """Every voice comes from a recording."""
+        return ()
+
+    @property
     def voice_traits(self) -> VoiceTraits:
         """Recordings come to about one loudness (spec/moss 1.8)."""
         return VoiceTraits()
+
+
+read_config = MossLocalConfig.from_dict

@@ -14,23 +14,7 @@ from hocket.kernels import ops
 from hocket.kernels.types.scaled import Scaled, plain
 from hocket.models.layers.basic import RopeTables, pair_rope_tables, rotate_pairs
 from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
-
-
-@dataclass(frozen=True, slots=True)
-class DepthConfig:
-    """Dimensions of a depth transformer of `positions` steps."""
-
-    hidden_size: int
-    layers: int
-    heads: int
-    intermediate_size: int
-    norm_eps: float
-    rope_base: float
-    positions: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.heads
+from hocket.models.moss_local.config import DepthConfig
 
 
 @dataclass(frozen=True, slots=True)

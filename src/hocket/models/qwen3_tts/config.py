@@ -244,3 +244,6 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
 
 def _lower(by_name: Mapping[str, ValueT]) -> dict[str, ValueT]:
     return {name.lower(): value for name, value in by_name.items()}
+
+
+read_config = Qwen3TtsConfig.from_dict

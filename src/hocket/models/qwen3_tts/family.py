@@ -72,7 +72,6 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
         weight_table=[*talker_table, *speaker_table],
         load=load,
         parts=_PARTS,
-        speakers=tuple(config.speakers),
         facts={
             "task_type": config.task_type,
             "takes_instructions": "yes" if config.takes_instructions else "no",
