@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.hub import resolve_checkpoint
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices
 from hocket.config import EngineConfig, Environment
-from hocket.core import PLAIN_VOICES, PromptRows, VoiceTraits
+from hocket.core import PLAIN_VOICES, VoiceTraits
 from hocket.engine.memory_plan import MemoryPlan, kv_dtype, plan_memory
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
 from hocket.engine.references.speaker_vectors import VoiceVectors
-from hocket.engine.runners.codec import CodecRunner, DecodedChunk, SamplesInFlight
-from hocket.engine.runners.codec_slots import STRICT_STREAMS, Place
-from hocket.engine.runners.talker import FramesInFlight, PageTable, TalkerRunner
+from hocket.engine.runners.codec import CodecRunner
+from hocket.engine.runners.codec_slots import STRICT_STREAMS
+from hocket.engine.runners.protocols import ChunkRunner, FrameRunner
+from hocket.engine.runners.talker import TalkerRunner
 from hocket.engine.scheduling.config import SchedulerConfig
-from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.errors import ConfigError
 from hocket.models.family import Codec, CodecConfig, LoadedTalker, PromptBuilder
@@ -39,35 +35,6 @@ from hocket.text.normalize import TextFront
 _SMALL_WEIGHT_BYTES = 256 * 2**20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class FrameRunner(Protocol):
-    """What the engine asks of a talker runner; `TalkerRunner` says what each call does."""
-
-    @property
-    def joins_prefill(self) -> bool: ...
-    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None: ...
-    def prefill(self, items: list[PrefillItem], page_table: PageTable) -> None: ...
-    def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem]) -> FramesInFlight: ...
-    def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]: ...
-
-
-class ChunkRunner(Protocol):
-    """What the engine asks of a codec runner; `CodecRunner` says what each call does."""
-
-    @property
-    def pack_frames(self) -> int: ...
-    @property
-    def hearing_slots(self) -> int: ...
-    @property
-    def hearing_sizes(self) -> tuple[int, ...]: ...
-    @property
-    def kept(self) -> int: ...
-    def start(self, place: Place) -> None: ...
-    def copy(self, source: Place, target: Place, frames: int) -> torch.cuda.Event | None: ...
-    def hear(self, slots: list[int], pieces: list[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None: ...
-    def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight: ...
-    def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from hocket.engine.build import ChunkRunner
 from hocket.engine.job import Job
 from hocket.engine.primed_streams import PrimedStreams, digest
 from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.protocols import ChunkRunner
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.engine.stats import Meter
 
