@@ -19,7 +19,7 @@ from benchmarks.gpu.tools import ROOT
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import AudioArray, Samples, Sampling, Speech, SpeechRequest
 from hocket.engine.engine import Engine
-from hocket.engine.runners.cuda_graphs import Launcher
+from hocket.engine.runners.device import Launcher
 from hocket.models.registry import load_codec
 
 GOLDEN = ROOT / "tests" / "golden"

@@ -37,7 +37,7 @@ from benchmarks.gpu.tools import Report, device_of, kernels_us, numbers, parser_
 from hocket.bench.engine.random_model import random_models
 from hocket.core import PromptRows
 from hocket.engine.runners.codec import CodecRunner
-from hocket.engine.runners.cuda_graphs import Launcher
+from hocket.engine.runners.device import Launcher
 from hocket.engine.runners.padding import Piece
 from hocket.engine.runners.talker import TalkerRunner
 from hocket.models.family import Codec, LoadedTalker

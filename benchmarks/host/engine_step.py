@@ -39,11 +39,10 @@ from hocket.config import EngineConfig
 from hocket.core import PromptRows
 from hocket.engine.build import AudioFormat, EngineParts
 from hocket.engine.engine import Engine
-from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight
-from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.codec import DecodedChunk, Place, SamplesInFlight
+from hocket.engine.runners.device import HostCopy
 from hocket.engine.runners.padding import cut, frame_batch, packed_batch, piece_batch
 from hocket.engine.runners.talker import FramesInFlight, PageTable
-from hocket.engine.runners.transfer import HostCopy
 from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.family import MOSS_LOCAL_SAMPLING

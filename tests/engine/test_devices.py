@@ -14,7 +14,7 @@ import torch
 from hocket.bench.engine.random_model import random_models
 from hocket.config import EngineConfig
 from hocket.engine import build as loading
-from hocket.engine.runners.cuda_graphs import Launcher
+from hocket.engine.runners.device import Launcher
 from hocket.errors import ConfigError
 from hocket.kernels import ops
 from hocket.kernels.reference import talker as reference

@@ -17,8 +17,7 @@ from hocket.engine.memory_plan import MemoryPlan, kv_dtype, plan_memory
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
 from hocket.engine.references.speaker_vectors import VoiceVectors
-from hocket.engine.runners.codec import CodecRunner
-from hocket.engine.runners.codec_slots import STRICT_STREAMS
+from hocket.engine.runners.codec import STRICT_STREAMS, CodecRunner
 from hocket.engine.runners.protocols import ChunkRunner, FrameRunner
 from hocket.engine.runners.talker import TalkerRunner
 from hocket.engine.scheduling.config import SchedulerConfig

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hocket.engine.job import Job
-from hocket.engine.primed_streams import PrimedStreams, digest
-from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.codec import Place
 from hocket.engine.runners.protocols import ChunkRunner
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.engine.stats import Meter
@@ -124,3 +127,35 @@ class Hearing:
 def _is_past(mark: torch.cuda.Event | None) -> bool:
     """None: what it would mark was done at once."""
     return mark is None or mark.query()  # type: ignore[no-untyped-call]
+
+
+class PrimedStreams:
+    """Which of the codec's `rows` keeps the stream of which recording, by the `digest` of its codes.
+
+    Hearing five seconds costs the codec as much as speaking five; a copy of what it remembers costs a thousandth.
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self._free = list(rows)
+        #: Least recently used first.
+        self._rows: OrderedDict[bytes, int] = OrderedDict()
+
+    def find(self, key: bytes) -> int | None:
+        """The row that has heard this recording."""
+        if key not in self._rows:
+            return None
+        self._rows.move_to_end(key)
+        return self._rows[key]
+
+    def place(self, key: bytes) -> int | None:
+        """The row to keep the stream in that has just heard this; None where there is no room, or no need."""
+        if key in self._rows or not (self._free or self._rows):
+            return None
+        row = self._free.pop() if self._free else self._rows.popitem(last=False)[1]
+        self._rows[key] = row
+        return row
+
+
+def digest(codes_FN: NDArray[np.int64]) -> bytes:
+    """Names a recording by its codes."""
+    return hashlib.blake2b(repr(codes_FN.shape).encode() + codes_FN.tobytes(), digest_size=16).digest()

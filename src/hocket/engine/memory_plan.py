@@ -9,7 +9,7 @@ import torch
 from hocket.config import EngineConfig
 from hocket.engine.references.conversions import PIECE_FRAMES
 from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
-from hocket.engine.runners.codec_slots import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
+from hocket.engine.runners.codec import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
 from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
 from hocket.models.family import CodecConfig, TalkerConfig

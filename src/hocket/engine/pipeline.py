@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from hocket.engine.build import EngineParts
 from hocket.engine.codec_priming import Hearing
 from hocket.engine.job import Job
-from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight
-from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.codec import DecodedChunk, Place, SamplesInFlight
 from hocket.engine.runners.protocols import ChunkRunner
 from hocket.engine.runners.talker import FramesInFlight
 from hocket.engine.scheduling.request import DecodeItem, FrameBatch, PrefillItem

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
-from hocket.engine.primed_streams import PrimedStreams, digest
+from hocket.engine.codec_priming import PrimedStreams, digest
 from hocket.engine.runners.codec import CodecRunner
 from tests.support.tiny_engine import STRICT, Listener, engine, patient_talker
 

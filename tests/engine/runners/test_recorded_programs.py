@@ -18,8 +18,8 @@ from torch import Tensor
 from hocket.audio.io import to_int16
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import Samples, Sampling, SpeechRequest
-from hocket.engine.runners.codec_slots import Place
-from hocket.engine.runners.cuda_graphs import Launcher, StaticInput, batch_sizes
+from hocket.engine.runners.codec import Place
+from hocket.engine.runners.device import Launcher, StaticInput, batch_sizes
 from tests.support import tiny_engine
 from tests.support.tiny_engine import EAGER, Listener, engine
 

@@ -27,8 +27,7 @@ from hocket.config import EngineConfig, ReferenceCacheConfig, ReferenceLimits
 from hocket.engine.build import load_parts
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
-from hocket.engine.runners.codec import CodecRunner, DecodedChunk
-from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.codec import CodecRunner, DecodedChunk, Place
 from hocket.engine.scheduling.request import DecodeBatch, DecodeItem, Request
 from hocket.errors import ConfigError, InvalidRequestError
 from hocket.models.registry import codec_folder, codec_plan, load_codec

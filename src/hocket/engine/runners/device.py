@@ -1,5 +1,6 @@
-"""Launching the same device work again and again: recorded once as a CUDA graph, then replayed with one call.
+"""Work on the device: programs, their inputs on the way up and their results on the way down.
 
+A program is recorded once as a CUDA graph and then replayed with one call.
 A launch costs the host about 10 us and a frame of a large model has some 600 of them; a replay costs one.
 """
 
@@ -8,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 _T = TypeVar("_T")
@@ -134,6 +136,65 @@ class StaticInput:
             return self._hosts.popleft()
         host = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, pin_memory=True)
         return host, host.numpy(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A tensor on its way to the host; `wait` is where the host waits for the device."""
+
+    tensor: Tensor
+    #: None: it is there already.
+    ready: torch.cuda.Event | None
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.ready is None or self.ready.query()  # type: ignore[no-untyped-call]
+
+    def wait(self) -> Tensor:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.tensor
+
+
+class CopyLane:
+    """Copies results to the host on a stream of its own, so that they and what is launched next do not wait for one
+    another.
+    """
+
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        """`priority` is that of what is copied: gathering what lies apart takes a kernel."""
+        self._stream = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
+
+    def start(self, *tensors: Tensor) -> list[HostCopy]:
+        """Begin to copy what has been launched on the current stream by now, into pinned memory."""
+        if self._stream is None:
+            return [HostCopy(tensor, None) for tensor in tensors]
+        hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with self._stream:
+            for host, tensor in zip(hosts, tensors, strict=True):
+                host.copy_(tensor, non_blocking=True)
+        ready.record(self._stream)
+        return [HostCopy(host, ready) for host in hosts]
+
+    def settle(self) -> None:
+        """What is launched from now on may overwrite what is being copied."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+def bits_of(floats: ArrayLike) -> NDArray[np.int64]:
+    """Floats as float64 under the name of integers, to travel among integers in one piece; `floats_of` reads them."""
+    return np.asarray(floats, np.float64).view(np.int64)
+
+
+def floats_of(bits: Tensor) -> Tensor:
+    """float64 [..] of `bits_of`."""
+    return bits.view(torch.float64)
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.core import PromptRows
-from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight
-from hocket.engine.runners.codec_slots import Place
+from hocket.engine.runners.codec import DecodedChunk, Place, SamplesInFlight
 from hocket.engine.runners.talker import FramesInFlight, PageTable
 from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.models.sampling.params import ResolvedSampling

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.engine.runners.transfer import bits_of, floats_of
+from hocket.engine.runners.device import bits_of, floats_of
 from hocket.models.sampling.batch import PredictorSamplingBatch, SamplingBatch
 from hocket.models.sampling.params import ResolvedSampling
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.core import PromptRows
-from hocket.engine.runners.cuda_graphs import Launcher, batch_sizes
+from hocket.engine.runners.device import CopyLane, HostCopy, Launcher, batch_sizes, bits_of, floats_of
 from hocket.engine.runners.padding import Piece, cut, frame_batch, piece_batch
 from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingRows
-from hocket.engine.runners.transfer import CopyLane, HostCopy, bits_of, floats_of
 from hocket.engine.scheduling.memory import SCRATCH_PAGE
 from hocket.engine.scheduling.request import FrameBatch, PrefillItem
 from hocket.models.family import Talker
