@@ -1,71 +1,101 @@
-"""Who may import whom: the rules of docs/architecture.md."""
+"""Who may import whom: the rules of docs/architecture.md, checked on everything that an import reaches."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
-from tests.support.paths import REPOSITORY
+from tests.support.import_graph import circles, imported, modules, reachable
 
-SOURCE = REPOSITORY / "src/hocket"
-NO_TORCH = [*(SOURCE / "engine/scheduling").glob("*.py"), SOURCE / "engine/runners/padding.py"]
+#: The rooms from the bottom to the top. A module imports from its own room and from rooms below it.
+FLOORS = (
+    ("errors",),
+    ("core", "progress"),
+    ("config",),
+    ("audio", "text"),
+    ("kernels", "checkpoint"),
+    ("models",),
+    ("engine",),
+    ("worker",),
+    ("info",),
+    ("server",),
+    ("bench",),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FRONT_END = [
+    *(name for name in modules() if name.startswith("hocket.server")),
+    "hocket.worker.client",
+    "hocket.worker.pool",
+]
 
 
-def imported(path: Path) -> set[str]:
-    """Modules that `path` imports, wherever in the file, except for type checking only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
+def room_of(module: str) -> str | None:
+    """The folder or root module of `hocket` that `module` belongs to; None for the package itself and foreign code."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "hocket" and len(parts) > 1 else None
+
+
+def below(room: str) -> list[str]:
+    return [name for name in modules() if room_of(name) == room]
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(name) for name in modules()} - {None} == FLOOR_OF.keys()
+
+
+@pytest.mark.parametrize("room", FLOOR_OF)
+def test_no_room_imports_one_above_it(room: str) -> None:
+    upward = {
+        f"{module} imports {target}"
+        for module in below(room)
+        for target in imported(module)
+        if (other := room_of(target)) is not None and other != room and FLOOR_OF[other] >= FLOOR_OF[room]
     }
-    found = set()
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+    assert not upward
 
 
-def reachable(path: Path, seen: set[Path] | None = None) -> set[str]:
-    """What `path` imports, directly or through the project's own modules."""
-    seen = seen if seen is not None else set()
-    if path in seen:
-        return set()
-    seen.add(path)
-    modules = imported(path)
-    for module in list(modules):
-        if module.startswith("hocket."):
-            file = SOURCE.parent / (module.replace(".", "/") + ".py")
-            if file.exists():
-                modules |= reachable(file, seen)
-    return modules
+@pytest.mark.xfail(reason="the Qwen3 codec's configuration still imports its codec")
+def test_no_module_is_in_a_circle() -> None:
+    assert circles() == []
 
 
-@pytest.mark.parametrize("path", NO_TORCH, ids=lambda path: path.stem)
-def test_the_scheduler_and_its_nouns_need_no_torch(path: Path) -> None:
-    assert "torch" not in {module.split(".")[0] for module in reachable(path)}
+def test_the_package_imports_neither_training_nor_benchmarks() -> None:
+    for module in (name for name in modules() if name.startswith("hocket")):
+        assert not {target for target in imported(module) if target.startswith(("training", "benchmarks", "tests"))}
 
 
-def test_models_do_not_know_the_engine() -> None:
-    for path in (SOURCE / "models").rglob("*.py"):
-        assert not any(module.startswith(("hocket.engine", "hocket.server")) for module in imported(path)), path
+@pytest.mark.parametrize("module", below("engine"))
+def test_the_scheduler_and_its_nouns_need_no_torch(module: str) -> None:
+    if module.startswith("hocket.engine.scheduling") or module == "hocket.engine.runners.padding":
+        assert "torch" not in reachable(module)
 
 
-def test_the_server_knows_no_model_and_no_kernel() -> None:
-    for path in (SOURCE / "server").rglob("*.py"):
-        assert not any(module.startswith(("hocket.models", "hocket.kernels")) for module in imported(path)), path
+@pytest.mark.parametrize("module", FRONT_END)
+def test_the_front_end_loads_no_model_and_no_kernel(module: str, request: pytest.FixtureRequest) -> None:
+    if module in {"hocket.server.app", "hocket.server.serve"}:
+        request.applymarker(pytest.mark.xfail(reason="serve still asks the engine's loader"))
+    loaded = {name for name in reachable(module) if room_of(name) in {"models", "kernels"}}
+    assert not loaded
+
+
+def test_the_load_generator_and_its_judges_are_clients() -> None:
+    for module in below("bench"):
+        if module.startswith(("hocket.bench.load", "hocket.bench.judge", "hocket.bench.report")):
+            loaded = {room_of(name) for name in reachable(module)}
+            assert not loaded & {"engine", "models", "kernels", "worker"}, module
 
 
 def test_only_config_reads_the_environment() -> None:
-    for path in SOURCE.rglob("*.py"):
-        if path.name != "config.py":
+    for name, path in modules().items():
+        if name.startswith("hocket.") and name != "hocket.config":
             text = path.read_text(encoding="utf-8")
             assert "os.environ" not in text, path
             assert "getenv" not in text, path
+
+
+@pytest.mark.xfail(reason="some folders have yet to say their role")
+def test_every_folder_says_its_role() -> None:
+    for path in modules().values():
+        if path.name == "__init__.py" and "src" in path.parts:
+            assert path.read_text(encoding="utf-8").startswith('"""'), path
