@@ -15,7 +15,14 @@ import pytest
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.errors import (
+    CapacityError,
+    EngineStoppedError,
+    HocketError,
+    InvalidRequestError,
+    ReferenceAudioError,
+    Template,
+)
 from hocket.server.app import create_app
 from hocket.server.errors import http_error
 from hocket.server.settings import ServerSettings
@@ -52,9 +59,9 @@ TABLE = {
     "no input": Bad(400, "input", "input is missing", {"voice": "default"}),
     "empty input": speech(400, "input", "input is empty", input=""),
     "blank input": speech(400, "input", "input is empty", input="   \n"),
-    "null input": speech(400, "input", "valid string", input=None),
-    "number as input": speech(400, "input", "valid string", input=7),
-    "list as input": speech(400, "input", "valid string", input=["a"]),
+    "null input": speech(400, "input", "input must be a string", input=None),
+    "number as input": speech(400, "input", r"input must be a string \(got 7\)", input=7),
+    "list as input": speech(400, "input", "input must be a string", input=["a"]),
     "punctuation": speech(400, "input", "no letter or digit", input="?!... --"),
     "emoji": speech(400, "input", "no letter or digit", input="\U0001f600 \U0001f44d\U0001f3fd"),
     "zero-width joiners": speech(400, "input", "no letter or digit", input="\u200d\u200d"),
@@ -64,41 +71,47 @@ TABLE = {
     "lone surrogate": raw(400, "surrogate|unicode", rb'{"input": "a\ud800b"}'),
     "20,000 characters": speech(400, "input", "20000 characters, the most is 10000", input="word " * 4000),
     # ---- sampling and lengths
-    "negative seed": speech(400, "seed", "seed is -1", seed=-1),
-    "seed of 64 bits": speech(400, "seed", "seed is 9223372036854775808", seed=2**63),
-    "seed as a string": speech(400, "seed", "valid integer", seed="7"),
-    "fractional seed": speech(400, "seed", "seed is 7.5", seed=7.5),
-    "seed as a boolean": speech(400, "seed", "valid integer", seed=True),
-    "speed of 0": speech(400, "speed", "speed is 0", speed=0),
-    "speed of 100": speech(400, "speed", "speed is 100", speed=100),
-    "speed NaN": raw(400, "speed is nan", b'{"input": "Hi.", "speed": NaN}'),
-    "speed infinite": raw(400, "speed is inf", b'{"input": "Hi.", "speed": 1e999}'),
-    "speed as a string": speech(400, "speed", "valid number", speed="fast"),
-    "negative temperature": speech(400, "temperature", "temperature is -0.1", temperature=-0.1),
-    "temperature as a string": speech(400, "temperature", "valid number", temperature="hot"),
-    "top_p of 0": speech(400, "top_p", "top_p is 0", top_p=0),
-    "top_p of 2": speech(400, "top_p", "top_p is 2", top_p=2),
-    "negative top_k": speech(400, "top_k", "top_k is -1", top_k=-1),
-    "fractional top_k": speech(400, "top_k", "top_k is 1.5", top_k=1.5),
-    "penalty of 0": speech(400, "repetition_penalty", "is 0", repetition_penalty=0),
-    "no new tokens": speech(400, "max_new_tokens", "max_new_tokens is 0", max_new_tokens=0),
-    "a billion new tokens": speech(400, "max_new_tokens", "is 1000000000", max_new_tokens=10**9),
-    "a negative least length": speech(400, "min_new_tokens", "is -1", min_new_tokens=-1),
+    "negative seed": speech(400, "seed", r"seed must be at least 0 \(got -1\)", seed=-1),
+    "seed of 64 bits": speech(
+        400, "seed", r"seed must be at most 9223372036854775807 \(got 9223372036854775808\)", seed=2**63
+    ),
+    "seed as a string": speech(400, "seed", "seed must be an integer", seed="7"),
+    "fractional seed": speech(400, "seed", r"seed must be an integer \(got 7.5\)", seed=7.5),
+    "seed as a boolean": speech(400, "seed", "seed must be an integer", seed=True),
+    "speed of 0": speech(400, "speed", r"speed must be at least 0.25 \(got 0\)", speed=0),
+    "speed of 100": speech(400, "speed", r"speed must be at most 4 \(got 100\)", speed=100),
+    "speed NaN": raw(400, r"speed must be a finite number \(got nan\)", b'{"input": "Hi.", "speed": NaN}'),
+    "speed infinite": raw(400, r"speed must be a finite number \(got inf\)", b'{"input": "Hi.", "speed": 1e999}'),
+    "speed as a string": speech(400, "speed", "speed must be a number", speed="fast"),
+    "negative temperature": speech(
+        400, "temperature", r"temperature must be at least 0 \(got -0.1\)", temperature=-0.1
+    ),
+    "temperature as a string": speech(400, "temperature", "temperature must be a number", temperature="hot"),
+    "top_p of 0": speech(400, "top_p", r"top_p must be greater than 0 \(got 0\)", top_p=0),
+    "top_p of 2": speech(400, "top_p", r"top_p must be at most 1 \(got 2\)", top_p=2),
+    "negative top_k": speech(400, "top_k", r"top_k must be at least 0 \(got -1\)", top_k=-1),
+    "fractional top_k": speech(400, "top_k", r"top_k must be an integer \(got 1.5\)", top_k=1.5),
+    "penalty of 0": speech(400, "repetition_penalty", r"must be greater than 0 \(got 0\)", repetition_penalty=0),
+    "no new tokens": speech(400, "max_new_tokens", r"max_new_tokens must be at least 1 \(got 0\)", max_new_tokens=0),
+    "a billion new tokens": speech(
+        400, "max_new_tokens", r"must be at most 1000000 \(got 1000000000\)", max_new_tokens=10**9
+    ),
+    "a negative least length": speech(400, "min_new_tokens", r"must be at least 0 \(got -1\)", min_new_tokens=-1),
     "a least length above the most": speech(
         400, "min_new_tokens", "10 is above max_new_tokens, which is 9; lower it", min_new_tokens=10, max_new_tokens=9
     ),
-    "tokens of 0": speech(400, "tokens", "tokens is 0", tokens=0),
+    "tokens of 0": speech(400, "tokens", r"tokens must be at least 1 \(got 0\)", tokens=0),
     # ---- names
     "unknown format": speech(400, "response_format", "'wav', 'pcm', 'mp3'", response_format="ogg"),
-    "format as a list": speech(400, "response_format", "which does not do", response_format=["wav"]),
+    "format as a list": speech(400, "response_format", "response_format must be 'wav', 'pcm'", response_format=["wav"]),
     "unknown stream_format": speech(400, "stream_format", "'audio' or 'sse'", stream_format="events"),
-    "stream as a string": speech(400, "stream", "valid boolean", stream="yes"),
+    "stream as a string": speech(400, "stream", "stream must be true or false", stream="yes"),
     "whole and streamed": speech(400, "stream", "leave out stream_format", stream=False, stream_format="audio"),
     "unknown model": speech(404, "model", "'gpt-9' is not served here; use 'hocket-mini'", model="gpt-9"),
     "unknown voice": speech(400, "voice", "default", voice="nobody"),
-    "voice as a number": speech(400, "voice", "which does not do", voice=7),
+    "voice as a number": speech(400, "voice", "voice must be a string", voice=7),
     "voice with 300 characters": speech(400, "voice", "256", voice="v" * 300),
-    "voice object without id": speech(400, "voice", "which does not do", voice={"name": "x"}),
+    "voice object without id": speech(400, "voice", "voice must be a string", voice={"name": "x"}),
     "unknown task": speech(400, "task_type", "'CustomVoice'", task_type="Sing"),
     "cloning nothing": speech(400, "task_type", "reference_audio", task_type="Base"),
     "designing nothing": speech(400, "task_type", "instructions", task_type="VoiceDesign"),
@@ -113,7 +126,7 @@ TABLE = {
     "words without a recording": speech(400, "ref_text", "ref_text are .* give reference_audio", ref_text="Hello."),
     "broken base64": speech(400, "ref_audio", "base64", ref_audio="data:audio/wav;base64,@@@"),
     "not audio": speech(400, "reference_audio", "audio", reference_audio="data:audio/wav;base64,AAAA"),
-    "recording as a number": speech(400, "ref_audio", "valid string", ref_audio=7),
+    "recording as a number": speech(400, "ref_audio", "ref_audio must be a string", ref_audio=7),
     "loopback address": speech(400, "ref_audio", "address", ref_audio="http://127.0.0.1:1/a.wav"),
     "link-local address": speech(400, "ref_audio", "address", ref_audio="http://169.254.169.254/latest"),
     "file address": speech(400, "ref_audio", "file", ref_audio="file:///etc/passwd"),
@@ -144,7 +157,7 @@ TABLE = {
     "no items": Bad(400, "items", "items is missing", {}, path=BATCH),
     "empty items": Bad(400, "items", "at least 1 item", {"items": []}, path=BATCH),
     "65 items": Bad(400, "items", "65 entries, the most is 64", {"items": [GOOD] * 65}, path=BATCH),
-    "items of strings": Bad(400, "items", "which does not do", {"items": ["Hi."]}, path=BATCH),
+    "items of strings": Bad(400, "items", r"items\[0\] must be an object", {"items": ["Hi."]}, path=BATCH),
     "unknown output": Bad(400, "output", "'json' or 'zip'", {"items": [GOOD], "output": "tar"}, path=BATCH),
     "unknown batch field": Bad(400, "volume", "unknown field", {"items": [GOOD], "volume": 1}, path=BATCH),
 }
@@ -228,7 +241,12 @@ def test_keys(name: str, tmp_path: Path) -> None:
     ("error", "status", "param", "code"),
     [
         (InvalidRequestError("text is too long", param="text"), 400, "input", "invalid_request"),
-        (InvalidRequestError("max_frames is 9", param="max_frames"), 400, "max_new_tokens", "invalid_request"),
+        (
+            InvalidRequestError(Template("{param} is {asked}", asked=9), param="max_frames"),
+            400,
+            "max_new_tokens",
+            "invalid_request",
+        ),
         (ReferenceAudioError("the reference is silent", param="reference"), 400, "reference_audio", "invalid_request"),
         (CapacityError("rows are used up"), 503, None, "overloaded"),
         (EngineStoppedError("the engine has gone away"), 503, None, "engine_unavailable"),
@@ -248,6 +266,17 @@ def test_the_engine_s_errors_get_a_status_and_the_client_s_names(
         assert httpx.post(address + SPEECH, json=GOOD).status_code == 200
 
 
+def test_only_names_of_fields_are_replaced_in_a_message(tmp_path: Path) -> None:
+    words = Template("{param} is {asked!r}, and {max_frames} is {limit}", asked="min_frames {text}", limit=7)
+    engine = FakeEngine(error=InvalidRequestError(words, param="min_frames"))
+    with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
+        error = httpx.post(address + SPEECH, json=GOOD).json()["error"]
+        assert error["message"] == "min_new_tokens is 'min_frames {text}', and max_new_tokens is 7"
+        engine.error = InvalidRequestError("the word max_frames {x} is the user's", param="text")
+        error = httpx.post(address + SPEECH, json=GOOD).json()["error"]
+        assert error["message"] == "the word max_frames {x} is the user's"
+
+
 def test_a_mistake_of_our_own_is_a_500_without_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine()
     engine.tone = None  # type: ignore[assignment,method-assign]
@@ -255,7 +284,7 @@ def test_a_mistake_of_our_own_is_a_500_without_its_text(tmp_path: Path, caplog: 
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
         answer = httpx.post(address + SPEECH, json={**GOOD, "input": "Secret words."})
     is_error(answer, 500, None, r"internal error \(TypeError\)")
-    assert "event=internal_error error=TypeError at=speech.py:" in caplog.text
+    assert "event=internal_error error=TypeError at=synthesis.py:" in caplog.text
     assert "Secret" not in caplog.text
 
 

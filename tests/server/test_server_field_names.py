@@ -89,15 +89,15 @@ def _only_error(answer: httpx.Response) -> Fields:
         ("subtalker_temperature", 0.5, "so it has no subtalker_temperature; leave"),
         ("subtalker_top_p", 0.5, "so it has no subtalker_top_p; leave"),
         ("subtalker_top_k", 5, "so it has no subtalker_top_k; leave"),
-        ("subtalker_top_k", -1, "subtalker_top_k is -1"),
+        ("subtalker_top_k", -1, "subtalker_top_k must be at least 0 (got -1)"),
         ("ref_audio", "nobody", "there is no voice"),
         ("ref_audio", "default", "ref_audio: the voice 'default' has no recording"),
         ("ref_audio", "ftp://example.com/a.wav", "ftp"),
         ("ref_audio", SHORT, "0.10 s"),
-        ("ref_audio", 7, "ref_audio is 7"),
+        ("ref_audio", 7, "ref_audio must be a string (got 7)"),
         ("ref_text", "Words.", "ref_text are the words"),
         ("speaker", "nobody", "there is no voice"),
-        ("speaker", 7, "speaker is 7"),
+        ("speaker", 7, "speaker must be a string (got 7)"),
     ],
 )
 def test_an_alias_or_ours_is_named_as_it_was_written(
@@ -107,7 +107,7 @@ def test_an_alias_or_ours_is_named_as_it_was_written(
         error = ask(address, {written: value})
         assert error["param"] == written, error
         wanted = words if name == "speaker" else words.replace(name, written)
-        assert wanted.replace("speaker is", f"{written} is") in error["message"], error
+        assert wanted.replace("speaker must", f"{written} must") in error["message"], error
         other = ({name, ALIASES[name]} - {written}).pop()
         if name != "speaker":  # a voice is what its field holds, whatever the field is called
             assert other not in error["message"]

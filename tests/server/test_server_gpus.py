@@ -54,7 +54,7 @@ def test_the_command_line_and_a_profile_say_it(tmp_path: Path) -> None:
     [
         (("--gpus", "2"), "gpus (flag): 2 GPUs were asked for, but the device is 'cpu'; name a profile for GPUs"),
         (("--gpus", "2", "--set", "device=cuda:1"), "gpus (flag): 2 GPUs were asked for, but the device is 'cuda:1';"),
-        (("--gpus", "0", "--set", "device=cuda"), "gpus is 0 (flag): input should be greater than or equal to 1"),
+        (("--gpus", "0", "--set", "device=cuda"), "gpus is 0 (flag): it must be at least 1"),
         (
             ("--gpus", "2", "--workers", "3", "--set", "device=cuda"),
             "workers (flag): 3 engines cannot be shared out evenly over 2 GPUs; give a multiple",

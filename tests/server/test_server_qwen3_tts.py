@@ -121,8 +121,14 @@ def test_how_the_text_is_read_and_later_codes_are_drawn(tmp_path: Path) -> None:
             assert request.sampling == Sampling(
                 temperature=0.5, predictor_temperature=0.7, predictor_top_p=0.9, predictor_top_k=30
             )
-        refused(http, "subtalker_top_p", "does not do", voice="ryan", subtalker_top_p=0.0)
-        refused(http, "streaming_text", "does not do", voice="ryan", streaming_text="yes")
+        refused(
+            http,
+            "subtalker_top_p",
+            "subtalker_top_p must be greater than 0 (got 0.0)",
+            voice="ryan",
+            subtalker_top_p=0.0,
+        )
+        refused(http, "streaming_text", "streaming_text must be true or false", voice="ryan", streaming_text="yes")
 
 
 def test_voice_design(tmp_path: Path) -> None:

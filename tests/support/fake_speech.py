@@ -107,7 +107,7 @@ class FakeEngine:
         if self.state != "ready":
             raise EngineStoppedError(f"the engine is {self.state}; try again later")
         if self.error is not None:
-            raise type(self.error)(str(self.error), param=self.error.param)
+            raise type(self.error)(self.error.message, param=self.error.param)
         if len(self._open) >= self.rows + self.max_waiting:
             raise CapacityError("the fake engine is full; try again later")
         for reference in request.references:

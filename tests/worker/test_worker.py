@@ -352,7 +352,7 @@ def test_a_front_end_of_another_version_is_refused(greeting: bytes) -> None:
         assert stranger.poll(3000)
         answer = decode_from_worker(stranger.recv(copy=False))
         assert isinstance(answer, Stopped)
-        assert "run the same Hocket at both ends" in answer.error.message
+        assert "run the same Hocket at both ends" in str(answer.error.error())
         stranger.close(linger=0)
 
 

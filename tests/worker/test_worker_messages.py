@@ -146,6 +146,14 @@ def test_every_error_has_its_place_in_the_table(kind: type[errors.HocketError]) 
     assert type(WireError.of(kind("x")).error()) is kind
 
 
+def test_a_message_that_names_fields_travels_as_such() -> None:
+    words = errors.Template("{param} is {asked} of {limit:g}: {max_frames}", asked="{x}", limit=2.0)
+    error = WireError.of(errors.InvalidRequestError(words, param="text")).error()
+    assert isinstance(error, errors.InvalidRequestError)
+    assert str(error) == "text is {x} of 2: max_frames"
+    assert str(error.renamed({"text": "input", "max_frames": "most"})) == "input is {x} of 2: most"
+
+
 def test_spec_travels() -> None:
     spec = EngineSpec(model="m", config=EngineConfig(rows=3, chunks=ChunkPolicy(ramp_frames=(3, 5)), strict=True))
     assert EngineSpec.model_validate_json(spec.model_dump_json()) == spec

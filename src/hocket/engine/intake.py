@@ -14,7 +14,7 @@ from hocket.engine.build import EngineParts
 from hocket.engine.job import Job
 from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
 from hocket.engine.scheduling.scheduler import Scheduler
-from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError, Template
 
 _LOG = logging.getLogger("hocket.engine")
 
@@ -178,7 +178,12 @@ class Intake:
         wish = job.request.max_frames
         if wish is not None and wish > room:
             raise InvalidRequestError(
-                f"max_frames is {wish}, but after {prompt_rows} prompt rows only {room} fit the context",
+                Template(
+                    "{param} is {asked}, but after {prompt_rows} prompt rows only {room} fit the context",
+                    asked=wish,
+                    prompt_rows=prompt_rows,
+                    room=room,
+                ),
                 param="max_frames",
             )
         usual = min(self._config.max_frames, job.sampling.max_frames or self._config.max_frames)
@@ -195,7 +200,11 @@ class Intake:
             limit = budget
         if least > limit:
             raise InvalidRequestError(
-                f"min_frames is {least}, but this request ends at {limit} frames at the latest; lower it",
+                Template(
+                    "{param} is {asked}, but this request ends at {limit} frames at the latest; lower it",
+                    asked=least,
+                    limit=limit,
+                ),
                 param="min_frames",
             )
         return limit

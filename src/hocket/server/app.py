@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from hocket import __version__
-from hocket.errors import HocketError
+from hocket.errors import HocketError, requirement
 from hocket.server.admission import Admission
 from hocket.server.errors import ApiError, error_code, error_response, http_error
 from hocket.server.gate import Gate, record_of
@@ -197,4 +197,4 @@ def _parameter_error(error: Exception, _: Request) -> HocketError:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     name = str(problem["loc"][-1])
-    return ApiError(400, f"{name}: {problem['msg'][0].lower()}{problem['msg'][1:]}", param=name, code="invalid_request")
+    return ApiError(400, f"{name} {requirement(problem)}", param=name, code="invalid_request")

@@ -83,7 +83,7 @@ def http_error(error: HTTPException, request: Request, methods: Sequence[str]) -
     if status == http.HTTPStatus.METHOD_NOT_ALLOWED:
         use = ", ".join(methods)
         return ApiError(405, f"{request.method} is not for this route; use {use}", code="method_not_allowed")
-    return ApiError(status, str(error.detail), code=http.HTTPStatus(status).phrase.lower().replace(" ", "_"))
+    return ApiError(status, str(error.detail), code=http.HTTPStatus(status).name.lower())
 
 
 def _type(status: int) -> str:

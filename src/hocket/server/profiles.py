@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, requirement
 from hocket.server.settings import Profile
 
 _FOLDER = Path(__file__).parent / "profiles"
@@ -153,6 +153,7 @@ def _refusal(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     problem = error.errors()[0]
     key = ".".join(part for part in problem["loc"] if isinstance(part, str))  # numbers are places in a list
     origin = f" ({origins[key]})" if key in origins else ""
-    reason = problem["msg"].removeprefix("Value error, ")
-    shown = "" if problem["type"] == "value_error" or key == _HIDDEN else f" is {problem['input']!r}"
-    return ConfigError(f"{key}{shown}{origin}: {reason[0].lower()}{reason[1:]}", param=key)
+    if problem["type"] == "value_error":
+        return ConfigError(f"{key}{origin}: {requirement(problem)}", param=key)
+    shown = "" if key == _HIDDEN else f" is {problem['input']!r}"
+    return ConfigError(f"{key}{shown}{origin}: it {requirement(problem)}", param=key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,12 +15,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from hocket.core import MAX_SEED, Sampling
-from hocket.errors import InvalidRequestError
+from hocket.errors import InvalidRequestError, Template, requirement
 from hocket.server.settings import ResponseFormat, ServerSettings
 
-#: Names of vLLM-Omni's speech API and of Qwen3-TTS, and ours.
+#: Other names of fields, as in vLLM-Omni's speech API and in Qwen3-TTS, and ours.
 ALIASES = {
     "ref_audio": "reference_audio",
     "ref_text": "reference_text",
@@ -29,6 +29,14 @@ ALIASES = {
     "subtalker_temperature": "predictor_temperature",
     "subtalker_top_p": "predictor_top_p",
     "subtalker_top_k": "predictor_top_k",
+}
+#: The engine's names of fields, and ours, which are OpenAI's where it has one.
+_ENGINE_NAMES = {
+    "text": "input",
+    "reference": "reference_audio",
+    "instruction": "instructions",
+    "max_frames": "max_new_tokens",
+    "min_frames": "min_new_tokens",
 }
 
 #: Letters, digits, and signs with a name that is read aloud, such as + and $. Emoji are not among them.
@@ -43,16 +51,13 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    #: Of each field that was given, the name that the client used for it.
+    #: The client's name of each field that it gave.
     _given: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def client_name(self, field: str) -> str:
-        """What the client calls `field`."""
-        return self._given.get(field, field)
-
-    def client_words(self, message: str) -> str:
-        """`message` with the client's names of the fields."""
-        return _renamed(message, self._given)
+    @property
+    def client_names(self) -> dict[str, str]:
+        """The client's names of fields, by the engine's names and by ours; for `InvalidRequestError.renamed`."""
+        return self._given | {name: self._given.get(ours, ours) for name, ours in _ENGINE_NAMES.items()}
 
 
 class VoiceId(Body):
@@ -131,17 +136,24 @@ class VoiceFields(Body):
     def _least_is_not_above_most(self) -> VoiceFields:
         least, most = self.min_new_tokens, self.max_new_tokens
         if least is not None and most is not None and least > most:
-            raise ValueError(f"min_new_tokens: {least} is above max_new_tokens, which is {most}; lower it")
+            raise _conflict(
+                "min_new_tokens",
+                "{param}: {least} is above {max_new_tokens}, which is {most}; lower it",
+                least=least,
+                most=most,
+            )
         return self
 
     @model_validator(mode="after")
     def _task_has_what_it_needs(self) -> VoiceFields:
         if self.task_type == "Base" and self.reference_audio is None and self.voice is None:
-            raise ValueError("task_type: Base clones a voice; give reference_audio, or the name of an uploaded voice")
+            raise _conflict(
+                "task_type", "{param}: Base clones a voice; give {reference_audio}, or the name of an uploaded voice"
+            )
         if self.task_type == "VoiceDesign" and self.instructions is None:
-            raise ValueError("task_type: VoiceDesign needs instructions that describe the voice")
+            raise _conflict("task_type", "{param}: VoiceDesign needs {instructions} that describe the voice")
         if self.task_type == "CustomVoice" and self.reference_audio is not None:
-            raise ValueError("task_type: CustomVoice speaks with a named voice; leave out reference_audio")
+            raise _conflict("task_type", "{param}: CustomVoice speaks with a named voice; leave out {reference_audio}")
         return self
 
 
@@ -164,7 +176,7 @@ class SpeechBody(VoiceFields):
     @model_validator(mode="after")
     def _one_answer(self) -> SpeechBody:
         if self.stream is False and self.stream_format is not None:
-            raise ValueError("stream: false asks for one whole answer; leave out stream_format")
+            raise _conflict("stream", "{param}: false asks for one whole answer; leave out {stream_format}")
         return self
 
     @property
@@ -232,34 +244,25 @@ def read_body(model: type[AnyBody], document: dict[str, Any], settings: ServerSe
     try:
         body = model.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error, given) from None
+        raise _refusal(error.errors()[0], given) from None
+    except InvalidRequestError as error:
+        raise error.renamed(given) from None
     body._given = given
     return body
 
 
-def _refusal(error: ValidationError, given: dict[str, str]) -> InvalidRequestError:
-    problem = error.errors()[0]
-    message = problem["msg"].removeprefix("Value error, ")
-    if not problem["loc"]:  # a rule between fields, which names the one at fault
-        name, _, rest = (message := _renamed(message, given)).partition(": ")
-        return InvalidRequestError(f"{name} {rest}" if rest.startswith("is") else message, param=name)
-    ours = str(problem["loc"][0])
-    name = given.get(ours, ours)
-    if problem["type"] == "missing":
-        return InvalidRequestError(f"{name} is missing; give it", param=name)
-    if problem["type"] == "value_error":
-        return InvalidRequestError(f"{name} {message}", param=name)
-    value = problem["input"]
-    shown = f"is {value!r}," if isinstance(value, int | float) else "has a value"  # texts are not repeated
-    return InvalidRequestError(f"{name} {shown} which does not do: {message[0].lower()}{message[1:]}", param=name)
+def _conflict(param: str, message: str, **values: int) -> InvalidRequestError:
+    """A rule between fields is broken; pydantic lets the error through."""
+    return InvalidRequestError(Template(message, **values), param=param)
 
 
-def _renamed(message: str, given: dict[str, str]) -> str:
-    """`message` with the names in `given` for ours. A name that is a plain word, too (voice), stays."""
-    for ours, name in given.items():
-        if name != ours and "_" in ours:
-            message = re.sub(rf"\b{ours}\b", name, message)
-    return message
+def _refusal(problem: ErrorDetails, given: dict[str, str]) -> InvalidRequestError:
+    field, *inside = problem["loc"]
+    name, value = given.get(str(field), str(field)), problem["input"]
+    place = "".join(f"[{index}]" for index in inside if isinstance(index, int))
+    # Texts are not repeated: they are the user's.
+    shown = f" (got {value!r})" if isinstance(value, int | float) and problem["type"] != "value_error" else ""
+    return InvalidRequestError(f"{name}{place} {requirement(problem)}{shown}", param=name)
 
 
 def _without_nul(text: str | None) -> str:

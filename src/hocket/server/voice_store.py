@@ -180,7 +180,7 @@ class VoiceStore:
                 recording, sample_rate=sample_rate, channels=channels, limits=limits, level=level
             )
         except ReferenceAudioError as error:
-            raise ReferenceAudioError(str(error), param="audio_sample") from error
+            raise error.renamed({"reference": "audio_sample"}) from error
         return VoiceDraft(name, description, transcript, PreparedReference(samples_CS, sample_rate))
 
     def save(self, draft: VoiceDraft, codes: NDArray[np.int64], *, codec: str) -> Voice:

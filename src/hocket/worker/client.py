@@ -291,10 +291,10 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         answers, self._stats = self._stats, []
         for stream in streams.values():
-            stream.fail(type(error)(str(error), param=error.param))  # one each: raising marks an exception
+            stream.fail(type(error)(error.message, param=error.param))  # one each: raising marks an exception
         for answer in answers:
             if not answer.done():
-                answer.set_exception(type(error)(str(error)))
+                answer.set_exception(type(error)(error.message))
         self._quiet.set()
 
     def _give_up(self, error: HocketError) -> None:
@@ -319,7 +319,7 @@ class EngineClient:
 
     def _absence(self) -> HocketError:
         if self._failure is not None:
-            return type(self._failure)(str(self._failure), param=self._failure.param)
+            return type(self._failure)(self._failure.message, param=self._failure.param)
         return EngineStoppedError(f"the engine is {self.state}; try again later")
 
     def _serving(self) -> Ready:

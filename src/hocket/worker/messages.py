@@ -71,22 +71,35 @@ _ERRORS: dict[str, type[errors.HocketError]] = {
 }
 
 
+class WireTemplate(msgspec.Struct, frozen=True, array_like=True):
+    """`errors.Template`: front ends put their clients' names of fields into it."""
+
+    text: str
+    values: dict[str, str | int | float]
+
+
 class WireError(msgspec.Struct, frozen=True, array_like=True):
     """A HocketError: class, message, parameter."""
 
     kind: str
-    message: str
+    message: str | WireTemplate
     param: str | None
 
     @classmethod
     def of(cls, error: errors.HocketError) -> WireError:
         kind = type(error).__name__
         assert kind in _ERRORS, f"{kind} is missing from the table of errors that can travel"
-        return cls(kind, str(error), error.param)
+        message = error.message
+        if isinstance(message, errors.Template):
+            return cls(kind, WireTemplate(message.text, dict(message.values)), error.param)
+        return cls(kind, message, error.param)
 
     def error(self) -> errors.HocketError:
         """The error again, of the same class."""
-        return _ERRORS[self.kind](self.message, param=self.param)
+        message = self.message
+        if isinstance(message, WireTemplate):
+            return _ERRORS[self.kind](errors.Template(message.text, **message.values), param=self.param)
+        return _ERRORS[self.kind](message, param=self.param)
 
 
 # ---- from a front end to the worker

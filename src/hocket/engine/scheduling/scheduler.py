@@ -34,7 +34,7 @@ from hocket.engine.scheduling.request import (
     RequestState,
     SchedulerStats,
 )
-from hocket.errors import CapacityError, HocketError, InvalidRequestError
+from hocket.errors import CapacityError, HocketError, InvalidRequestError, Template
 
 _rank = attrgetter("rank")
 
@@ -94,8 +94,14 @@ class Scheduler:
             raise InvalidRequestError(f"a request needs a prompt row and a frame, got {len(prompt)} and {max_frames}")
         if rows > limit:
             raise InvalidRequestError(
-                f"{len(prompt)} prompt rows and {max_frames} frames make {rows} rows, and {limit} is the most; "
-                "shorten the text or the reference, or lower max_frames",
+                Template(
+                    "{prompt_rows} prompt rows and {frames} frames make {rows} rows, and {limit} is the most; "
+                    "shorten the text or the reference, or lower {max_frames}",
+                    prompt_rows=len(prompt),
+                    frames=max_frames,
+                    rows=rows,
+                    limit=limit,
+                ),
                 param="max_frames",
             )
         if self.queue_is_full:

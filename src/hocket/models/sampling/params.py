@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.core import Sampling
-from hocket.errors import InvalidRequestError
+from hocket.errors import InvalidRequestError, Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ResolvedSampling:
             for name in ("predictor_temperature", "predictor_top_p", "predictor_top_k"):
                 if getattr(wish, name) is not None:
                     raise InvalidRequestError(
-                        f"this model draws all codes alike, so it has no {name}; leave it out", param=name
+                        Template("this model draws all codes alike, so it has no {param}; leave it out"), param=name
                     )
             return None
         temperature = wish.predictor_temperature

@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.checkpoint.voices import DEFAULT_VOICE
 from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, Samples, SpeechRequest, TaskType, drawn_seed
-from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.errors import CapacityError, EngineStoppedError, InvalidRequestError, Template
 from hocket.server.errors import ApiError
 from hocket.server.gate import Record
 from hocket.server.schemas import SpeechBody
@@ -27,15 +27,6 @@ from hocket.text.segment import split_text
 
 #: Odd, and far from a simple fraction of 2^63: the seeds of a long text's pieces do not meet those of nearby seeds.
 _SEED_STRIDE = 0x1E3779B97F4A7C15
-
-#: What the engine calls a field, and what our clients call it.
-_CLIENT_NAMES = {
-    "text": "input",
-    "reference": "reference_audio",
-    "instruction": "instructions",
-    "max_frames": "max_new_tokens",
-    "min_frames": "min_new_tokens",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +86,8 @@ async def plan_speech(services: Services, body: SpeechBody) -> Plan:
     """
     try:
         return await _plan(services, body)
-    except HocketError as error:
-        raise _for_client(error, body) from error
+    except InvalidRequestError as error:
+        raise error.renamed(body.client_names) from error
 
 
 async def _plan(services: Services, body: SpeechBody) -> Plan:
@@ -118,14 +109,14 @@ async def _plan(services: Services, body: SpeechBody) -> Plan:
         found = await find_reference(services, body.reference_audio)
         if found.reference is None:
             raise InvalidRequestError(
-                f"reference_audio: the voice {body.reference_audio!a} has no recording; give it as voice",
+                Template("{param}: the voice {name!a} has no recording; give it as voice", name=body.reference_audio),
                 param="reference_audio",
             )
         words = body.reference_text or found.words
     else:
         if body.reference_text is not None:
             raise InvalidRequestError(
-                "reference_text are the words of a recording; give reference_audio, too", param="reference_text"
+                Template("{param} are the words of a recording; give {reference_audio}, too"), param="reference_text"
             )
         found = await find_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
         words = found.words
@@ -154,10 +145,13 @@ def _check_x_vector_only(value: bool, task: TaskType | None, found: Found, words
         )
     if found.reference is None:
         raise InvalidRequestError(
-            f"{name} is about a recording, and there is none; give reference_audio, or leave it out", param=name
+            Template("{param} is about a recording, and there is none; give {reference_audio}, or leave it out"),
+            param=name,
         )
     if not value and words is None:
-        raise InvalidRequestError(f"{name}: false needs reference_text, the words of the recording", param=name)
+        raise InvalidRequestError(
+            Template("{param}: false needs {reference_text}, the words of the recording"), param=name
+        )
 
 
 async def pieces_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
@@ -201,8 +195,8 @@ class Speaking:
                 async with aclosing(self._speak(self.plan.request(i, left))) as spoken:
                     async for samples_CS in spoken:
                         yield samples_CS
-        except HocketError as error:
-            raise _for_client(error, self.plan.body) from error
+        except InvalidRequestError as error:
+            raise error.renamed(self.plan.body.client_names) from error
 
     async def _speak(self, request: SpeechRequest) -> AsyncGenerator[Samples, None]:
         before = self.frames
@@ -287,13 +281,3 @@ async def _chain(first: Samples, rest: AsyncIterator[Samples]) -> AsyncIterator[
     yield first
     async for samples_CS in rest:
         yield samples_CS
-
-
-def _for_client(error: HocketError, body: SpeechBody) -> HocketError:
-    """`error` with the names that the client of `body` used. Only those about the request know fields."""
-    if not isinstance(error, InvalidRequestError) or error.param is None:
-        return error
-    name = body.client_name(_CLIENT_NAMES.get(error.param, error.param))
-    message = str(error).replace("max_frames", "max_new_tokens").replace("min_frames", "min_new_tokens")
-    kind = ReferenceAudioError if isinstance(error, ReferenceAudioError) else InvalidRequestError
-    return kind(body.client_words(message), param=name)

@@ -45,7 +45,7 @@ async def find_voice(services: Services, name: str, param: str) -> Found:
             f"there is no voice {name!a}; some are {', '.join(known[:_SOME])}{more}", param=param
         ) from None
     except InvalidRequestError as error:
-        raise InvalidRequestError(str(error), param=param) from None
+        raise error.renamed({"name": param, "voice": param}) from None
 
 
 async def find_reference(services: Services, source: str) -> Found:
@@ -63,4 +63,4 @@ async def fetch(services: Services, address: str, param: str) -> bytes:
     try:
         return await fetch_reference(address, services.settings.fetch)
     except ReferenceAudioError as error:
-        raise ReferenceAudioError(str(error), param=param) from None
+        raise error.renamed({"reference_audio": param}) from None

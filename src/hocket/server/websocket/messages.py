@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hocket.core import MAX_SEED
-from hocket.errors import InvalidRequestError
+from hocket.errors import InvalidRequestError, Template
 from hocket.server.schemas import Body, SpeechBody, VoiceFields, read_body
 from hocket.server.settings import ResponseFormat, ServerSettings
 
@@ -52,7 +52,9 @@ class ConfigMessage(StartMessage):
     @model_validator(mode="after")
     def _streams_pcm(self) -> ConfigMessage:
         if self.stream_audio and self.response_format != "pcm":
-            raise ValueError("response_format: stream_audio needs pcm; leave one of them out")
+            raise InvalidRequestError(
+                Template("{param}: {stream_audio} needs pcm; leave one of them out"), param="response_format"
+            )
         return self
 
 
@@ -109,7 +111,7 @@ def kind_of(document: dict[str, Any]) -> str:
     kind = document.get("type")
     if isinstance(kind, str):
         return kind
-    raise _wrong_kind("the message has no type" if kind is None else "type is no word")
+    raise _wrong_kind("the message has no type" if kind is None else "type must be a string")
 
 
 def read_message(kind: str, document: dict[str, Any], settings: ServerSettings) -> Message:

@@ -11,7 +11,7 @@ import re
 from typing import Literal
 
 from hocket.core import MAX_TEXT_CHARACTERS, SpeechRequest
-from hocket.errors import InvalidRequestError
+from hocket.errors import InvalidRequestError, Template
 from hocket.text.normalize.characters import fold
 from hocket.text.normalize.english import read_out
 
@@ -54,10 +54,16 @@ def spoken(request: SpeechRequest, text_front: TextFront | None) -> SpeechReques
 def _spoken(text: str, language: str | None, param: str) -> str:
     words = normalise(text, language)
     if not words.strip():
-        raise InvalidRequestError(f"{param} has nothing that can be read out; give at least one word", param=param)
+        raise InvalidRequestError(
+            Template("{param} has nothing that can be read out; give at least one word"), param=param
+        )
     if len(words) > MAX_TEXT_CHARACTERS:
         raise InvalidRequestError(
-            f"{param} has {len(words):,} characters as it is read out; {MAX_TEXT_CHARACTERS:,} is the most, split it",
+            Template(
+                "{param} has {characters:,} characters as it is read out; {limit:,} is the most, split it",
+                characters=len(words),
+                limit=MAX_TEXT_CHARACTERS,
+            ),
             param=param,
         )
     return words
