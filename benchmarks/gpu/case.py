@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.tools import floor_us
+from hocket.kernels import ops
 from hocket.kernels.types.scaled import Scaled
 
+AnyOperation = ops.Operation[Any, ..., Any]
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 
@@ -44,10 +46,7 @@ def product(*shape: int, on: torch.device) -> Scaled:
     return Scaled(randn(*shape, on=on), rows, columns, None)
 
 
-def kernel(twin: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel that stands for `twin` on a GPU and in Triton's interpreter; elsewhere `twin` itself."""
-    if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
-        return twin
-    from hocket.kernels.gpu.compiled import KERNELS
-
-    return KERNELS[twin]
+def kernel(operation: AnyOperation) -> Callable[..., Any]:
+    """The operation's kernel on a GPU and in Triton's interpreter; elsewhere the form that a CPU runs."""
+    has_kernels = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+    return operation.gpu if has_kernels else operation.cpu

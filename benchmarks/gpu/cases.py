@@ -9,15 +9,14 @@ import itertools
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.case import BF16, FP8, Case, kernel, product, randn
+from benchmarks.gpu.case import BF16, FP8, AnyOperation, Case, kernel, product, randn
 from benchmarks.gpu.codec_cases import codec_cases
 from hocket.bench.engine.random_model import plans
-from hocket.kernels.reference import talker as reference
+from hocket.kernels import ops
 from hocket.kernels.types.scaled import Scaled
 from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
 from hocket.models.moss_codec.config import MossCodecConfig
@@ -56,37 +55,37 @@ def backbone_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iter
     size, ffn, q = shape.hidden_size, shape.intermediate_size, shape.heads * shape.head_dim
     weight = torch.ones(size, dtype=BF16, device=on)
 
-    def on_rows(twin: Callable[..., Any], kind: str, widths: Sequence[int], nbytes: float, *rest: object) -> Case:
+    def on_rows(operation: AnyOperation, kind: str, widths: Sequence[int], nbytes: float, *rest: object) -> Case:
         """`nbytes` for each element of the first width. With 8 bits out, the last input is a product of 8 bits."""
 
         def prepare() -> Callable[[], object]:
             inputs: list[Tensor | Scaled] = [randn(rows, width, on=on) for width in widths]
             if kind and (len(widths) > 1 or rest == (True,)):
                 inputs[-1] = product(rows, widths[-1], on=on)
-            return lambda: kernel(twin)(*inputs, *rest)
+            return lambda: kernel(operation)(*inputs, *rest)
 
         added = "" if len(widths) == 1 else " + delta"
-        return Case(f"{twin.__name__}{kind} {rows} x {widths[0]}{added}", rows * widths[0] * nbytes, prepare)
+        return Case(f"{operation.name}{kind} {rows} x {widths[0]}{added}", rows * widths[0] * nbytes, prepare)
 
     zeros = torch.zeros_like(weight)
     norm, layer_norm = (weight, 1e-6), (weight, zeros, 1e-6)
-    for twin, rest in ((reference.add_rms_norm, norm), (reference.add_layer_norm, layer_norm)):
-        yield on_rows(twin, "", [size], 4, None, *rest)
-        yield on_rows(twin, "", [size, size], 8, *rest)
-        yield on_rows(twin, " fp8", [size], 3, None, *rest, True)
-        yield on_rows(twin, " fp8", [size, size], 7, *rest, True)
-    yield on_rows(reference.silu_mul, "", [2 * ffn], 3)
-    yield on_rows(reference.silu_mul, " fp8", [2 * ffn], 2.5, True)
-    yield on_rows(reference.silu, "", [ffn], 4)
-    yield on_rows(reference.silu, " fp8", [ffn], 3, True)
-    yield on_rows(reference.quantize_rows, "", [q], 3)
+    for operation, rest in ((ops.add_rms_norm, norm), (ops.add_layer_norm, layer_norm)):
+        yield on_rows(operation, "", [size], 4, None, *rest)
+        yield on_rows(operation, "", [size, size], 8, *rest)
+        yield on_rows(operation, " fp8", [size], 3, None, *rest, True)
+        yield on_rows(operation, " fp8", [size, size], 7, *rest, True)
+    yield on_rows(ops.silu_mul, "", [2 * ffn], 3)
+    yield on_rows(ops.silu_mul, " fp8", [2 * ffn], 2.5, True)
+    yield on_rows(ops.silu, "", [ffn], 4)
+    yield on_rows(ops.silu, " fp8", [ffn], 3, True)
+    yield on_rows(ops.quantize_rows, "", [q], 3)
     texts_VD = randn(min(talker.vocab_size, 20_000), size, on=on)
     codes_WD = randn(sum(talker.audio_codebook_sizes), size, on=on)
 
     def embed() -> Callable[[], object]:
         text_M = torch.randint(len(texts_VD), (rows,), device=on)
         ids_MN = torch.randint(len(codes_WD), (rows, talker.n_vq), device=on)
-        return lambda: kernel(reference.embed_sum)(texts_VD, codes_WD, text_M, ids_MN)
+        return lambda: kernel(ops.embed_sum)(texts_VD, codes_WD, text_M, ids_MN)
 
     yield Case(f"embed_sum {rows} x {1 + talker.n_vq} x {size}", rows * (2 + talker.n_vq) * size * 2, embed)
 
@@ -103,7 +102,7 @@ def decode_cases(talker: MossLocalConfig, rows: int, contexts: Sequence[int], on
         keys, values, scales = kv_pages(rows, groups, size, is_fp8, on)
         slots = torch.arange(rows, device=on) * PAGE_ROWS
         fixed = (weight_K, weight_K, 1e-6, rope.cos, rope.sin, slots, keys.flatten(0, 1), values.flatten(0, 1), scales)
-        return lambda: kernel(reference.norm_rotate_append)(qkv_ME, *fixed)
+        return lambda: kernel(ops.norm_rotate_append)(qkv_ME, *fixed)
 
     for is_fp8 in (False, True):
         nbytes = rows * size * (4 * heads + 4 * groups + 4 + (2 if is_fp8 else 4) * groups)
@@ -118,7 +117,7 @@ def decode_cases(talker: MossLocalConfig, rows: int, contexts: Sequence[int], on
             table = torch.zeros(rows, max(pages, TABLE_ROWS // PAGE_ROWS), dtype=torch.int32, device=on)
             table[:, :pages] = 1 + torch.randperm(rows * pages, device=on).view(rows, pages)
             starts, counts = (torch.full((rows,), number, device=on) for number in (context - 1, 1))
-            return lambda: kernel(reference.paged_attention)(q, keys, values, table, starts, counts, scales)
+            return lambda: kernel(ops.paged_attention)(q, keys, values, table, starts, counts, scales)
 
         nbytes = rows * (context * groups * (2 * size + 4 if is_fp8 else 4 * size) + 4 * heads * size)
         flops = 4.0 * rows * heads * size * context
@@ -149,7 +148,7 @@ def prefill_case(talker: MossLocalConfig, pages: int, is_fp8: bool, on: torch.de
         table = torch.zeros(pages, TABLE_ROWS // PAGE_ROWS, dtype=torch.int32, device=on)
         table[:, :prompt] = (page // prompt * prompt)[:, None] + torch.arange(prompt, device=on)
         starts, counts = page % prompt * PAGE_ROWS, torch.full((pages,), PAGE_ROWS, device=on)
-        return lambda: kernel(reference.paged_attention)(q, keys, values, table, starts, counts, scales)
+        return lambda: kernel(ops.paged_attention)(q, keys, values, table, starts, counts, scales)
 
     seen = sum(i % prompt * PAGE_ROWS + (PAGE_ROWS + 1) / 2 for i in range(pages)) * PAGE_ROWS
     nbytes = pages * PAGE_ROWS * (4 * heads * size + groups * (2 * size + 4 if is_fp8 else 4 * size))
@@ -170,7 +169,7 @@ def depth_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterato
             qkv = randn(rows, 3 * width, on=on)
             keys, values = (randn(rows, heads, positions, size, on=on) for _ in range(2))
             fixed = (rope.cos[position], rope.sin[position], keys, values, position)
-            return lambda: kernel(reference.depth_attention)(qkv, *fixed)
+            return lambda: kernel(ops.depth_attention)(qkv, *fixed)
 
         nbytes = rows * 2 * width * (6 + 2 * position)
         yield Case(f"depth_attention {rows} x {heads} x {size} at {position}", nbytes, attend)
@@ -183,12 +182,12 @@ def depth_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterato
         logits = randn(rows, codes, on=on)
         seen = torch.rand(rows, codes, device=on) < 0.1
         rest = (penalty, seen) if has_penalty else (None, None)
-        return lambda: kernel(reference.draw_and_embed)(logits, temperature, top_p, top_k, *rest, seed, frame, 3, table)
+        return lambda: kernel(ops.draw_and_embed)(logits, temperature, top_p, top_k, *rest, seed, frame, 3, table)
 
     def stop() -> Callable[[], object]:
         logits = randn(rows, 2, on=on)
         off = (torch.ones_like(top_p), torch.zeros_like(top_k), None, None)
-        return lambda: kernel(reference.draw)(logits, torch.ones_like(temperature), *off, seed, frame, talker.n_vq)
+        return lambda: kernel(ops.draw)(logits, torch.ones_like(temperature), *off, seed, frame, talker.n_vq)
 
     yield Case(f"draw_and_embed {rows} of {codes}", rows * (2 * codes + 4 * width), partial(draw, False))
     yield Case(f"draw_and_embed {rows} of {codes}, penalty", rows * (3 * codes + 4 * width), partial(draw, True))
@@ -206,7 +205,7 @@ def predictor_cases(talker: Qwen3TtsConfig, rows: int, on: torch.device) -> Iter
             qkv = randn(rows, tokens, (heads + 2 * groups) * size, on=on)
             keys, values = (randn(rows, positions, groups, size, on=on) for _ in range(2))
             fixed = (weight, weight, shape.norm_eps, rope.cos, rope.sin, keys, values, start)
-            return lambda: kernel(reference.frame_attention)(qkv, *fixed)
+            return lambda: kernel(ops.frame_attention)(qkv, *fixed)
 
         nbytes = rows * 4 * size * (tokens * (heads + 2 * groups) + start * groups)
         yield Case(f"frame_attention {rows} x {tokens} x {heads}/{groups} x {size} at {start}", nbytes, attend)

@@ -6,14 +6,11 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 
-from benchmarks.gpu.case import BF16, F32, Case, kernel, product, randn
-from hocket.kernels.reference import conv as reference_conv
-from hocket.kernels.reference import rings as reference_rings
-from hocket.kernels.reference import talker as reference
+from benchmarks.gpu.case import BF16, F32, AnyOperation, Case, kernel, product, randn
+from hocket.kernels import ops
 from hocket.kernels.types.packed import Chunks
 from hocket.kernels.types.packed_tail import PackedTail
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
@@ -43,29 +40,29 @@ def stage_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.dev
 
     def activate(fp8: bool) -> Callable[[], object]:
         x = (product if fp8 else randn)(streams, tokens, ffn, on=on)
-        return lambda: kernel(reference.gelu)(x, fp8)
+        return lambda: kernel(ops.gelu)(x, fp8)
 
     yield Case(f"gelu {rows} x {ffn}", 4 * rows * ffn, partial(activate, False))
     yield Case(f"gelu fp8 {rows} x {ffn}", 3 * rows * ffn, partial(activate, True))
     weight = torch.ones(width, device=on)
     bias = torch.zeros_like(weight)
 
-    def norm(twin: Callable[..., Any], fp8: bool) -> Callable[[], object]:
+    def norm(operation: AnyOperation, fp8: bool) -> Callable[[], object]:
         x = randn(streams, tokens, width, on=on, dtype=F32)
-        if twin is reference.layer_norm_to:
-            return lambda: kernel(twin)(x, weight, bias, 1e-5, BF16, fp8)
+        if operation is ops.layer_norm_to:
+            return lambda: kernel(operation)(x, weight, bias, 1e-5, BF16, fp8)
         delta = (product if fp8 else randn)(streams, tokens, width, on=on)
-        rest = () if twin is reference.scaled_add else (weight, bias, 1e-5, fp8)
-        return lambda: kernel(twin)(x, delta, weight, *rest)
+        rest = () if operation is ops.scaled_add else (weight, bias, 1e-5, fp8)
+        return lambda: kernel(operation)(x, delta, weight, *rest)
 
-    for twin, moved, written in (
-        (reference.layer_norm_to, 4, 2),
-        (reference.scaled_add, 10, 0),
-        (reference.scaled_add_layer_norm, 10, 2),
+    for operation, moved, written in (
+        (ops.layer_norm_to, 4, 2),
+        (ops.scaled_add, 10, 0),
+        (ops.scaled_add_layer_norm, 10, 2),
     ):
         for fp8 in (False, True):
             nbytes = rows * width * (moved + (written // 2 if fp8 else written))
-            yield Case(f"{twin.__name__}{' fp8' * fp8} {rows} x {width}", nbytes, partial(norm, twin, fp8))
+            yield Case(f"{operation.name}{' fp8' * fp8} {rows} x {width}", nbytes, partial(norm, operation, fp8))
 
 
 def ring_cases(stage: TransformerSpec, counts: Sequence[int], label: str, on: torch.device) -> Iterator[Case]:
@@ -75,30 +72,28 @@ def ring_cases(stage: TransformerSpec, counts: Sequence[int], label: str, on: to
     counts_S = torch.tensor(counts, device=on)
     starts_S, firsts_S = torch.full_like(counts_S, 1000), counts_S.cumsum(0) - counts_S
     chunks = Chunks(torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, unit, max(counts))
-    turns = kernel(reference_rings.pair_turns)(chunks, tokens, size, stage.rope_base)
+    turns = kernel(ops.pair_turns)(chunks, tokens, size, stage.rope_base)
 
-    def prepare(twin: Callable[..., Any], *rest: int) -> Callable[[], object]:
+    def prepare(operation: AnyOperation, *rest: int) -> Callable[[], object]:
         shape = (streams, context + max(counts) * unit, heads, size)
         qkv, keys, values = randn(tokens, 3 * width, on=on), randn(*shape, on=on), randn(*shape, on=on)
-        return lambda: kernel(twin)(qkv, turns, chunks, keys, values, *rest)
+        return lambda: kernel(operation)(qkv, turns, chunks, keys, values, *rest)
 
     def turn() -> Callable[[], object]:
-        return lambda: kernel(reference_rings.pair_turns)(chunks, tokens, size, stage.rope_base)
+        return lambda: kernel(ops.pair_turns)(chunks, tokens, size, stage.rope_base)
 
     def copy() -> Callable[[], object]:
         # As a kept stream goes to a request's row.
         shape = (2, stage.layers, 2, context + unit, heads, size)
         rings, target = randn(*shape, on=on), randn(*shape, on=on)
         move_3 = torch.tensor([0, 1, 1000], device=on)
-        return lambda: kernel(reference_rings.copy_rings)(rings, move_3, target, context, unit)
+        return lambda: kernel(ops.copy_rings)(rings, move_3, target, context, unit)
 
     yield Case(f"pair_turns {label}", 4 * tokens * size, turn)
     yield Case(f"copy_rings {stage.layers} x {context} x {width}", 8 * stage.layers * context * width, copy)
-    yield Case(
-        f"append_rotated {label}", tokens * (8 * width + 4 * size), partial(prepare, reference_rings.append_rotated)
-    )
+    yield Case(f"append_rotated {label}", tokens * (8 * width + 4 * size), partial(prepare, ops.append_rotated))
     nbytes = 4 * width * (2 * tokens + streams * (context - 1)) + 4 * tokens * size
-    attend = partial(prepare, reference_rings.ring_attention, context)
+    attend = partial(prepare, ops.ring_attention, context)
     flops = 4.0 * tokens * width * context
     yield Case(f"ring_attention {label}, {context} of context", nbytes, attend, flops)
 
@@ -120,7 +115,7 @@ def conv_cases(codec: Qwen3CodecConfig, streams: int, frames: int, on: torch.dev
                 snake = torch.rand(channels, device=on), torch.rand(channels, device=on)
                 residual = None if taps > 1 else torch.zeros_like(x)
                 fixed = (weight, randn(channels, on=on), by, residual, snake, taps == 1)
-                return lambda: kernel(reference_conv.causal_conv)(x, tail, *fixed)
+                return lambda: kernel(ops.causal_conv)(x, tail, *fixed)
 
             nbytes = tokens * channels * (4 if taps > 1 else 8) + 2 * taps * channels**2
             label = f"causal_conv {tokens} x {channels}, {taps} taps"
@@ -129,7 +124,7 @@ def conv_cases(codec: Qwen3CodecConfig, streams: int, frames: int, on: torch.dev
     def keep(channels: int = channels, unit: int = unit) -> Callable[[], object]:
         tail = some_tail(streams, frames, unit, (KERNEL - 1) * DILATIONS[-1], channels, on)
         x = randn(streams * frames * unit, channels, on=on)
-        return lambda: kernel(reference_conv.keep_tail)(x, tail)
+        return lambda: kernel(ops.keep_tail)(x, tail)
 
     yield Case(f"keep_tail {streams} x {channels}", 4 * streams * (KERNEL - 1) * DILATIONS[-1] * channels, keep)
     yield from latent_cases(spec, streams, frames, on)
@@ -142,12 +137,12 @@ def latent_cases(spec: DecoderSpec, streams: int, frames: int, on: torch.device)
     def filter_channels() -> Callable[[], object]:
         tail = some_tail(streams, frames, 1, KERNEL - 1, latent, on)
         fixed = randn(tokens, latent, on=on), tail, randn(KERNEL, latent, on=on), randn(latent, on=on)
-        return lambda: kernel(reference_conv.depthwise_conv)(*fixed)
+        return lambda: kernel(ops.depthwise_conv)(*fixed)
 
     def join() -> Callable[[], object]:
         x, scale, weight = (torch.rand(*shape, device=on) for shape in ((tokens, width), (width,), (width,)))
         delta = randn(tokens, width, on=on)
-        return lambda: kernel(reference.scaled_add_rms_norm)(x, delta, scale, weight, 1e-5, BF16)
+        return lambda: kernel(ops.scaled_add_rms_norm)(x, delta, scale, weight, 1e-5, BF16)
 
     yield Case(f"depthwise_conv {tokens} x {latent}", 4 * tokens * latent, filter_channels)
     yield Case(f"scaled_add_rms_norm {tokens} x {width}", 12 * tokens * width, join)

@@ -50,9 +50,9 @@ def test_a_quantised_talker_on_kernels(device: torch.device, monkeypatch: pytest
     with torch.inference_mode():
         exact = talker.backbone(x_BTD), talker.depth(x_BTD)
         quantize_blocks(talker, "talker")
-        monkeypatch.setattr(ops, "use_kernels", lambda x: False)
+        monkeypatch.setattr(ops, "column_of", lambda _: "reference")
         plain = talker.backbone(x_BTD), talker.depth(x_BTD)
-        monkeypatch.setattr(ops, "use_kernels", lambda x: True)
+        monkeypatch.setattr(ops, "column_of", lambda _: "gpu")
         on_kernels = talker.backbone(x_BTD), talker.depth(x_BTD)
     for found, twin, wanted in zip(on_kernels, plain, exact, strict=True):
         assert relative_error(found, twin) < 0.01 < relative_error(twin, wanted) < 0.2

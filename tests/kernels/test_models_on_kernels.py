@@ -45,7 +45,7 @@ def speak(family: str, requests: list[SpeechRequest], device: torch.device, **ch
 
 @pytest.fixture
 def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "use_kernels", lambda x: torch.is_inference_mode_enabled())
+    monkeypatch.setattr(ops, "column_of", lambda _: "gpu" if torch.is_inference_mode_enabled() else "reference")
 
 
 def requests(family: str) -> list[SpeechRequest]:
@@ -71,7 +71,7 @@ def test_kernels_speak_as_plain_pytorch_does(
     family: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = speak(family, requests(family), device)
-    monkeypatch.setattr(ops, "use_kernels", lambda x: False)
+    monkeypatch.setattr(ops, "column_of", lambda _: "cpu")
     for one, plain in zip(heard, speak(family, requests(family), torch.device("cpu")), strict=True):
         assert len(plain.codes) >= 2
         assert np.array_equal(one.codes, plain.codes)
@@ -87,7 +87,7 @@ def test_keys_and_values_of_8_bits_speak_as_plain_pytorch_does(
     # A CPU's twins can do it, too.
     monkeypatch.setattr("hocket.engine.build.check_fp8_device", lambda *_: None)
     heard = speak(family, requests(family), device, kv_dtype="fp8")
-    monkeypatch.setattr(ops, "use_kernels", lambda x: False)
+    monkeypatch.setattr(ops, "column_of", lambda _: "cpu")
     plain = speak(family, requests(family), torch.device("cpu"), kv_dtype="fp8")
     for one, other in zip(heard, plain, strict=True):
         assert len(other.codes) >= 2

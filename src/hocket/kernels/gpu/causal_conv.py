@@ -141,7 +141,7 @@ def causal_conv(
     bias_D: Tensor,
     dilation: int,
     residual_MO: Tensor | None,
-    snake: tuple[Tensor, Tensor] | None,
+    snake_by: tuple[Tensor, Tensor] | None,
     keep: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """`reference.causal_conv`. All but tails are contiguous."""
@@ -152,8 +152,8 @@ def causal_conv(
         raise ValueError("inputs, weights and residuals of a convolution must be contiguous")
     shape = (tokens, outputs)
     out_MO = torch.empty(shape, dtype=x_MC.dtype, device=x_MC.device) if keep else None
-    bent_MO = None if snake is None else torch.empty(shape, dtype=x_MC.dtype, device=x_MC.device)
-    rate, gain = snake or (None, None)
+    bent_MO = None if snake_by is None else torch.empty(shape, dtype=x_MC.dtype, device=x_MC.device)
+    rate, gain = snake_by or (None, None)
     tile = _Tile.of(tokens, outputs, channels, 64 if x_MC.dtype == torch.float32 else 128)
     tails, frames = (None, (None, None, None)) if tail is None else (tail.tails_RPC, tail.frames)
     grid = (triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, tile.outputs),)

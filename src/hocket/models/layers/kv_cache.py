@@ -147,7 +147,7 @@ def paged_attention(q_BTHD: Tensor, kv: KVPages, layer: int, plan: PagedPlan) ->
     """
     keys, values, batch = kv.keys[layer], kv.values[layer], plan.batch
     table_BP, scales = batch.page_table_BP, kv.scales_of(layer)
-    if ops.use_kernels(q_BTHD):
+    if ops.column_of(q_BTHD.device) == "gpu":
         return ops.paged_attention(q_BTHD, keys, values, table_BP, batch.starts_B, batch.counts_B, scales)
     of_keys, of_values = (None, None) if scales is None else scales.unbind(-1)
     # Zero where nothing is written, because a mask alone would let NaN through (0 * NaN).

@@ -161,7 +161,7 @@ class MossCodec(StreamingCodec):
         frames: int,
     ) -> Tensor:
         offsets_B = state.offsets[rows_B]
-        if ops.use_kernels(x_BTD):
+        if ops.column_of(x_BTD.device) == "gpu":
             chunks = Chunks.even(rows_B, offsets_B, frames)
             x_1MD = _run_packed(chain, x_BTD.flatten(0, 1)[None], state, chunks)
             x_BTD = x_1MD.reshape(len(rows_B), -1, x_1MD.shape[-1])

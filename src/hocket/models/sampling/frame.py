@@ -17,7 +17,7 @@ class FrameDraws:
     def __init__(self, sampling: SamplingBatch, frame_B: Tensor, slots: int) -> None:
         self._sampling = sampling
         self._frame_B = frame_B
-        self._u_BK = None if ops.use_kernels(frame_B) else uniforms(sampling.seed_B, frame_B, slots)
+        self._u_BK = None if ops.column_of(frame_B.device) == "gpu" else uniforms(sampling.seed_B, frame_B, slots)
 
     def stop(self, logits_BV: Tensor, slot: int) -> Tensor:
         """int64 [B]: greedy where the codes are greedy, else drawn at the stop temperature with nothing cut off."""
