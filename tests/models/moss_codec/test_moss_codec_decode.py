@@ -7,7 +7,7 @@ import torch
 from tests.support.moss_codec_helpers import TOLERANCE, assert_same, golden, poison, stream, whole_wave
 from torch import Tensor, nn
 
-from hocket.models.streaming_codec import WHOLE_CHUNK_FRAMES
+from hocket.models.codec import WHOLE_CHUNK_FRAMES
 
 
 def test_lookup_is_both_projections_folded() -> None:

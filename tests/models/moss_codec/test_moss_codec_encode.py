@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from tests.support.moss_codec_helpers import assert_same, chain_config, golden, poison, random_codec, random_samples
 
-from hocket.models.streaming_codec import WHOLE_CHUNK_FRAMES
+from hocket.models.codec import WHOLE_CHUNK_FRAMES
 
 
 @pytest.mark.parametrize("i", [0, 1])

@@ -16,7 +16,7 @@ from hocket.models.layers.codec_state import CodecState, Direction, PackedStream
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer
-from hocket.models.streaming_codec import StreamingCodec
+from hocket.models.codec import StreamingCodec
 
 
 class PatchMerge(nn.Module):

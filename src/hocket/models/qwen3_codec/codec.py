@@ -17,7 +17,7 @@ from hocket.models.qwen3_codec.conv import TailWindow
 from hocket.models.qwen3_codec.decoder import CodecDecoder, DecoderWindow
 from hocket.models.qwen3_codec.encoder import CodecEncoder, EncoderWindow, RecordingEnd
 from hocket.models.qwen3_codec.packed_conv import TailPack
-from hocket.models.streaming_codec import StreamingCodec
+from hocket.models.codec import StreamingCodec
 
 
 class Qwen3Codec(StreamingCodec):
