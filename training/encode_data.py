@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.codec import WHOLE_CHUNK_FRAMES
+from hocket.models.moss_codec.codec import MossCodec
 from training.data import complete_lines
 from training.export import load_codec
 from training.make_data import AUDIO, LINES

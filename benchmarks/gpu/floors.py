@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.tools import floor_us
-from hocket.models.family import Codec, Talker
+from hocket.models.codec import Codec
+from hocket.models.family import Talker
 from hocket.models.layers.fp8 import Fp8Linear, compute_dtype
 from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.layers.qwen3 import Qwen3Backbone

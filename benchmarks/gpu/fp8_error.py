@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from hocket.bench.engine.random_model import loaded_models, random_models
 from hocket.bench.environment import now
 from hocket.engine.build import parse_device
-from hocket.models.family import Codec, LoadedTalker
+from hocket.models.codec import Codec
+from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import quantize_models
 from hocket.models.layers.kv_cache import FP8, KVPages, PagedBatch
 from hocket.models.moss_local.talker import MossLocalTalker

@@ -40,7 +40,8 @@ from hocket.engine.runners.codec import CodecRunner
 from hocket.engine.runners.device import Launcher
 from hocket.engine.runners.padding import Piece
 from hocket.engine.runners.talker import TalkerRunner
-from hocket.models.family import Codec, LoadedTalker
+from hocket.models.codec import Codec
+from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
 from hocket.models.layers.kv_cache import FP8
 

@@ -83,7 +83,7 @@ def engine_memory(model: str | None, codec: str | None, dtype: torch.dtype, conf
     if codec == "none":
         return plan_memory(config, talker.config, None, dtype=dtype, weight_bytes=weights)
     plan = codec_plan(codec_folder(folder, codec), dtype)
-    return plan_memory(config, talker.config, plan.config, dtype=dtype, weight_bytes=weights + plan.resident_bytes)
+    return plan_memory(config, talker.config, plan.empty(), dtype=dtype, weight_bytes=weights + plan.resident_bytes)
 
 
 def _talker(plan: TalkerPlan, dtype: torch.dtype) -> dict[str, Fact]:

@@ -19,7 +19,8 @@ from hocket.engine.build import EngineParts, assemble
 from hocket.engine.engine import Engine
 from hocket.engine.runners.talker import FramesInFlight, PageTable, TalkerRunner
 from hocket.engine.scheduling.request import FrameBatch, PrefillItem
-from hocket.models.family import Codec, LoadedTalker
+from hocket.models.codec import Codec
+from hocket.models.family import LoadedTalker
 from hocket.models.moss_local.talker import STOP, MossLocalTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker

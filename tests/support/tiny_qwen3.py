@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hocket.core import AudioArray, Sampling, SpeechRequest
-from hocket.models.family import Codec, LoadedTalker
+from hocket.models.codec import Codec
+from hocket.models.family import LoadedTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker
 from tests.support.paths import GOLDEN

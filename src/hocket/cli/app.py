@@ -19,7 +19,7 @@ from hocket.cli.say import say
 from hocket.errors import AudioFileError, HocketError
 
 if TYPE_CHECKING:
-    from hocket.models.family import Codec as LoadedCodec
+    from hocket.models.codec import Codec as LoadedCodec
 
 # Heavy imports (torch) happen inside the commands, so that --help and bad arguments answer at once.
 

@@ -23,7 +23,8 @@ from hocket.engine.runners.talker import TalkerRunner
 from hocket.engine.scheduling.config import SchedulerConfig
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.errors import ConfigError
-from hocket.models.family import Codec, CodecConfig, LoadedTalker, PromptBuilder
+from hocket.models.codec import Codec, CodecConfig
+from hocket.models.family import LoadedTalker, PromptBuilder
 from hocket.models.layers.basic import lay_out_for_cpu
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
@@ -105,7 +106,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     parameter = next(model.talker.parameters())
     device, dtype, voice = parameter.device, parameter.dtype, model.voice_encoder
     audio = None if codec is None else codec.config
-    plan = plan_memory(config, talker, audio, dtype=dtype, weight_bytes=weight_bytes, device=device.type)
+    plan = plan_memory(config, talker, codec, dtype=dtype, weight_bytes=weight_bytes, device=device.type)
     codec_runner = references = None
     if codec is not None:
         codec_runner = _codec_runner(codec, config)

@@ -12,7 +12,8 @@ from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.runners.codec import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
 from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
-from hocket.models.family import CodecConfig, TalkerConfig
+from hocket.models.codec import Codec
+from hocket.models.family import TalkerConfig
 from hocket.models.layers.kv_cache import FP8, kv_bytes_per_row
 
 
@@ -47,7 +48,7 @@ def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
 def plan_memory(
     config: EngineConfig,
     talker: TalkerConfig,
-    codec: CodecConfig | None,
+    codec: Codec | None,
     *,
     dtype: torch.dtype,
     weight_bytes: int,
@@ -64,11 +65,12 @@ def plan_memory(
     if codec is not None:
         rows = max(config.rows, STRICT_STREAMS[device]) if config.strict else config.rows
         longest = max(config.chunks.sizes)
-        ring_bytes = codec.state_bytes("decoder", rows, longest)
-        ring_bytes += codec.state_bytes("decoder", HEARING_SLOTS[device], hearing_sizes(device, longest)[-1])
-        ring_bytes += codec.state_bytes("decoder", config.kept_streams, 1)
-        ring_bytes += codec.state_bytes("encoder", ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
-        ring_bytes += sum(codec.state_bytes(way, 1, PIECE_FRAMES) for way in ("encoder", "decoder"))
+        decoder, encoder = codec.state_spec("decoder"), codec.state_spec("encoder")
+        ring_bytes = decoder.nbytes(rows, longest)
+        ring_bytes += decoder.nbytes(HEARING_SLOTS[device], hearing_sizes(device, longest)[-1])
+        ring_bytes += decoder.nbytes(config.kept_streams, 1)
+        ring_bytes += encoder.nbytes(ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
+        ring_bytes += decoder.nbytes(1, PIECE_FRAMES) + encoder.nbytes(1, PIECE_FRAMES)
     row_bytes = (config.rows + 1) * (
         talker.hidden_size * dtype.itemsize
         + talker.n_vq * max(talker.audio_codebook_sizes)

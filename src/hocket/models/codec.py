@@ -1,46 +1,84 @@
-"""What codecs that stream on rows do alike: whole recordings in bounded chunks, and checks of what they are given."""
+"""A codec as the engine sees it: codes to samples and back, in streams on rows, or whole recordings.
+
+Streaming is exact: any chunking of a stream gives what the whole sequence gives. So a recording of any length goes
+through the same code, chunk by chunk, in bounded memory.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InvalidRequestError
-from hocket.models.family import CodecConfig
-from hocket.models.layers.codec_state import CodecState, PackedStreams
+from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
 
 #: Frames per step when a whole recording is coded: bounds memory whatever its length.
 WHOLE_CHUNK_FRAMES = 32
 
 
-class StreamingCodec(nn.Module):
-    """A codec whose streaming is exact, so that whole recordings go through the same code chunk by chunk."""
+class CodecConfig(Protocol):
+    """The properties of a codec that the engine reads."""
+
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def frame_samples(self) -> int: ...
+    @property
+    def n_codebooks(self) -> int: ...
+    @property
+    def codebook_size(self) -> int: ...
+    @property
+    def max_recording_frames(self) -> int | None:
+        """Longest recording that a stream of the encoder takes; None means any length."""
+
+    def reference_frames(self, samples: int) -> int:
+        """Frames of a reference recording of so many samples."""
+
+
+class Codec(nn.Module):
+    """Base of all codecs. A family implements the abstract methods; `decode_packed` only where `packs` is set.
+
+    Call `finalize` once after the weights are in place.
+    """
 
     config: CodecConfig
-    #: Whether `decode_packed` is there.
+    #: Whether `decode_packed` exists: chunks of any sizes in one batch, without padding.
     packs = False
 
-    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
-        """The next chunks of several streams, packed; see `MossCodec.decode_packed`."""
-        raise NotImplementedError(f"{type(self).__name__} does not pack")
+    @abstractmethod
+    def finalize(self) -> None:
+        """Compute what follows from the weights alone, such as lookup tables."""
 
     @abstractmethod
-    def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState:
-        """State for `rows` streams that are decoded at most `max_chunk_frames` frames at a time."""
-
-    @abstractmethod
-    def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
-        """State for `rows` recordings that are encoded at most `max_chunk_frames` frames at a time.
-
-        Of at most `max_frames` frames each; None is `config.max_recording_frames`.
+    def state_spec(self, direction: Direction, max_frames: int | None = None) -> StateSpec:
+        """Layout of a stream's state. An encoder's streams hold at most `max_frames` frames each; None stands for
+        `config.max_recording_frames`.
         """
 
     @abstractmethod
     def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
-        """The next chunk of the streams on `rows_B`: codes -> samples float32 [B, C, T * frame_samples]."""
+        """Decode the next chunk of the streams on `rows_B` (distinct): codes -> samples float32
+        [B, C, T * frame_samples].
+
+        N may be smaller than `n_codebooks`: the first N are used. `counts_B` is how many of the T frames are real for
+        each row (0..T); the rest is padding, whose samples mean nothing and which leaves no trace in the state.
+        Raises InvalidRequestError for codes, rows, counts or shapes that do not fit.
+        """
+
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
+        """Decode the next chunks of several streams, packed: codes int64 [F, N] -> samples float32
+        [C, F * frame_samples].
+
+        The result equals that of `decode`, but streams may have different numbers of frames without padding. Nothing
+        is checked, since a check would make the caller wait for the device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not pack")
 
     @abstractmethod
     def encode(
@@ -51,7 +89,28 @@ class StreamingCodec(nn.Module):
         lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor:
-        """The next chunk of the recordings on `rows_B`: whole frames of samples -> codes int64 [B, T, n_codebooks]."""
+        """Encode the next chunk of the recordings on `rows_B`: float32 [B, C, T * frame_samples] -> int64
+        [B, T, n_codebooks].
+
+        `lengths_B` is how many of the samples are real for each row; the rest is padding and leaves no trace. A length
+        within a frame ends its recording. Raises InvalidRequestError for rows, lengths or shapes that do not fit.
+        """
+
+    # State
+
+    def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState:
+        """State for `rows` streams that are decoded at most `max_chunk_frames` frames at a time."""
+        spec = self.state_spec("decoder")
+        return CodecState.allocate("decoder", spec, rows, max_chunk_frames, self._device)
+
+    def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
+        """State for `rows` recordings, encoded at most `max_chunk_frames` frames at a time; see `state_spec`."""
+        spec = self.state_spec("encoder", max_frames)
+        return CodecState.allocate("encoder", spec, rows, max_chunk_frames, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
 
     # Whole recordings
 

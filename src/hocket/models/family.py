@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hocket.checkpoint.extras import Extras
-from hocket.checkpoint.weights import WeightEntry
+from hocket.checkpoint.weights import WeightEntry, load_weights
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest, VoiceTraits
-from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams
+from hocket.models.codec import Codec, CodecConfig
 from hocket.models.layers.kv_cache import KVPages, KVShape, PagedBatch
 from hocket.models.sampling.batch import SamplingBatch
 from hocket.models.sampling.params import ResolvedSampling
@@ -95,59 +95,6 @@ class Backbone(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class CodecConfig(Protocol):
-    """What the engine reads of a codec's configuration."""
-
-    @property
-    def sample_rate(self) -> int: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def frame_samples(self) -> int: ...
-    @property
-    def n_codebooks(self) -> int: ...
-    @property
-    def codebook_size(self) -> int: ...
-    @property
-    def max_recording_frames(self) -> int | None:
-        """Longest recording that a stream of the encoder takes; None: any."""
-
-    def reference_frames(self, samples: int) -> int:
-        """Frames of a reference recording of so many samples."""
-
-    def state_bytes(self, direction: Direction, rows: int, max_chunk_frames: int) -> int: ...
-
-
-class Codec(Protocol):
-    """Codes ↔ samples."""
-
-    @property
-    def config(self) -> CodecConfig: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-    def buffers(self) -> Iterator[Tensor]: ...
-    def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState: ...
-    def new_encoder_state(self, rows: int, max_chunk_frames: int) -> CodecState: ...
-    def decode(
-        self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None
-    ) -> Tensor: ...
-    def encode(
-        self,
-        samples_BCS: Tensor,
-        state: CodecState,
-        rows_B: Tensor,
-        lengths_B: Tensor | None = None,
-        n_codebooks: int | None = None,
-    ) -> Tensor: ...
-    @property
-    def packs(self) -> bool:
-        """Whether it has `decode_packed`: chunks of any sizes in one batch, without padding."""
-
-    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor: ...
-    def decode_whole(self, codes_TN: Tensor) -> Tensor: ...
-    def encode_whole(self, samples_CS: Tensor, n_codebooks: int | None = None) -> Tensor: ...
-
-
 class VoiceEncoder(Protocol):
     """A mono recording at the talker's rate to a vector that a prompt row carries."""
 
@@ -172,16 +119,28 @@ class LoadedTalker:
 
 @dataclass(frozen=True, slots=True)
 class CodecPlan:
-    """What a codec's config.json says, before anything is loaded."""
+    """A codec before anything is loaded: what its config.json says, and how it is built from that."""
 
     config: CodecConfig
     weight_table: Sequence[WeightEntry]
     #: Bytes once it is loaded, in whatever form it keeps its weights.
     resident_bytes: int
-    #: From a checkpoint's folder to the codec on a device. Raises CheckpointError.
-    load: Callable[[Path, torch.device], Codec]
-    #: What the first part of a parameter's path in the weight table is called in a report.
+    build: Callable[[], Codec]
+    #: Names in a report, by the first part of a parameter's path in the weight table.
     parts: Mapping[str, str]
+    #: Stored tensors that are not read.
+    unread: Collection[str] = ()
+
+    def empty(self) -> Codec:
+        """The codec without weights, on the meta device."""
+        return _on_meta(self.build, self.weight_table)
+
+    def load(self, folder: Path, device: torch.device) -> Codec:
+        """The codec with the weights of a checkpoint's folder. Raises CheckpointError."""
+        codec = self.empty()
+        load_weights(codec, folder, self.weight_table, tied=self.unread, device=device)
+        codec.finalize()
+        return codec.eval()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +176,16 @@ class CodecFamily(Protocol):
 
     def codec_plan(self, raw: Mapping[str, object], dtype: torch.dtype) -> CodecPlan:
         """Plan the codec of a parsed config.json at `dtype`. Raises ConfigError."""
+
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def _on_meta(build: Callable[[], ModuleT], table: Sequence[WeightEntry]) -> ModuleT:
+    """A module without weights, its parameters in the dtypes of the weight table."""
+    dtypes = {entry.parameter: entry.dtype for entry in table}
+    with torch.device("meta"):
+        module = build()
+    for name, weight in module.state_dict(keep_vars=True).items():
+        weight.data = weight.data.to(dtypes[name])
+    return module.requires_grad_(False)

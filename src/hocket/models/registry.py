@@ -19,8 +19,8 @@ from hocket.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from hocket.models.codec import Codec
     from hocket.models.family import (
-        Codec,
         CodecFamily,
         CodecPlan,
         LoadedTalker,

@@ -15,6 +15,7 @@ from tests.support.qwen3_codec_helpers import FOLDER, full_config, golden_codec,
 
 from hocket.errors import CheckpointError, ConfigError
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
+from hocket.models.qwen3_codec.family import codec_plan
 from hocket.models.qwen3_codec.weights import codec_weight_table, resident_bytes, unread_tensors
 
 
@@ -44,7 +45,8 @@ def test_full_size_codec() -> None:
     for part, numbers in parts.items():
         assert sum(prod(e.shape) for e in table if e.parameter.startswith(f"{part}.")) == numbers
     # Per stream: 71 + chunk positions of 8 x 2 x 1024, and 135 k numbers of tails, which keep inputs (spec: 141 k).
-    assert config.state_bytes("decoder", 1, 1) == 4 * (8 * 2 * 1024 * (72 + 1) + 135_232)
+    spec = codec_plan(full_config(), torch.float32).empty().state_spec("decoder")
+    assert spec.nbytes(1, 1) == 4 * (8 * 2 * 1024 * (72 + 1) + 135_232)
 
 
 def test_the_decoder_follows_the_compute_dtype() -> None:

@@ -139,10 +139,10 @@ def test_encoder_bits_do_not_depend_on_neighbours() -> None:
 
 def test_state_bytes_follow_context_and_chunk(codec: Qwen3Codec) -> None:
     """The planned bytes are those that are allocated."""
-    config = codec.config
+    decoder, encoder = codec.state_spec("decoder"), codec.state_spec("encoder")
     for rows, frames in ((1, 1), (5, 4)):
-        assert codec.new_decoder_state(rows, frames).nbytes == config.state_bytes("decoder", rows, frames)
-        assert codec.new_encoder_state(rows, frames).nbytes == config.state_bytes("encoder", rows, frames)
+        assert codec.new_decoder_state(rows, frames).nbytes == decoder.nbytes(rows, frames)
+        assert codec.new_encoder_state(rows, frames).nbytes == encoder.nbytes(rows, frames)
 
 
 def test_half_precision_state_is_half_as_large_and_close() -> None:

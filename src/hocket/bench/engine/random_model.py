@@ -15,7 +15,8 @@ from torch import nn
 from hocket.bench.engine.workload import workload_prompt
 from hocket.checkpoint.weights import WeightEntry
 from hocket.errors import ConfigError
-from hocket.models.family import Codec, CodecPlan, LoadedTalker, TalkerPlan
+from hocket.models.codec import Codec
+from hocket.models.family import CodecPlan, LoadedTalker, TalkerPlan
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_local.config import MossLocalConfig

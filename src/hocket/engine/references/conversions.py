@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hocket.core import AudioChunk, FinishReason, RequestEnd, Timings
 from hocket.engine.references.encoder import codec_fingerprint
 from hocket.errors import CapacityError, InvalidRequestError
-from hocket.models.family import Codec
+from hocket.models.codec import Codec
 
 #: Frames of a piece: 1.3 s of audio. A step that has one takes longer by about as much as one chunk of speech.
 PIECE_FRAMES = 16

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hocket.audio.codes_file import read_codes, write_codes
 from hocket.config import ReferenceCacheConfig
 from hocket.errors import AudioFileError, ConfigError
-from hocket.models.family import Codec
+from hocket.models.codec import Codec
 
 #: Recordings in a call of the encoder, and frames of each: 4 x 16 frames are 5 s of audio a step.
 ENCODER_ROWS = 4

@@ -20,7 +20,7 @@ from hocket.core import SampleFormat, Samples
 from hocket.engine.runners.device import CopyLane, HostCopy, Launcher, batch_sizes
 from hocket.engine.runners.padding import chunk_batch, packed_batch
 from hocket.engine.scheduling.request import DecodeBatch
-from hocket.models.family import Codec
+from hocket.models.codec import Codec
 from hocket.models.layers.codec_state import CodecState, PackedStreams
 
 #: Of streams of work: a listener waits for a first chunk, and a request for its recording; the talker has 0.

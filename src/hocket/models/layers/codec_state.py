@@ -11,7 +11,6 @@ A stream begins where its row's offset is 0: what the row held before is not rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -45,6 +44,22 @@ class RingSpec:
         """Bytes of the keys and values of all layers."""
         positions = rows * self.capacity(max_chunk_frames)
         return 2 * self.layers * positions * self.kv_heads * self.head_dim * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The layout of a codec's streams, whatever their number."""
+
+    #: One entry per stage of the chain; None for a stage that remembers no keys.
+    rings: tuple[RingSpec | None, ...]
+    #: Elements that one stream's convolutions remember.
+    tail_elements: int
+    dtype: torch.dtype
+
+    def nbytes(self, rows: int, max_chunk_frames: int) -> int:
+        """Bytes of the state of `rows` streams."""
+        rings = sum(ring.nbytes(rows, max_chunk_frames, self.dtype) for ring in self.rings if ring is not None)
+        return rings + rows * self.tail_elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +220,10 @@ class CodecState:
     def allocate(
         cls,
         direction: Direction,
-        rings: Sequence[RingSpec | None],
-        *,
+        spec: StateSpec,
         rows: int,
         max_chunk_frames: int,
-        dtype: torch.dtype,
         device: torch.device,
-        tail_elements: int = 0,
     ) -> CodecState:
         """Raises InvalidRequestError when `rows` or `max_chunk_frames` is not positive."""
         if rows < 1 or max_chunk_frames < 1:
@@ -219,9 +231,10 @@ class CodecState:
                 f"a codec state needs at least one row and one frame per chunk, got {rows} and {max_chunk_frames}"
             )
         stages = tuple(
-            None if spec is None else StageRings.allocate(spec, rows, max_chunk_frames, dtype, device) for spec in rings
+            None if ring is None else StageRings.allocate(ring, rows, max_chunk_frames, spec.dtype, device)
+            for ring in spec.rings
         )
-        tails = torch.empty(rows, tail_elements, dtype=dtype, device=device)
+        tails = torch.empty(rows, spec.tail_elements, dtype=spec.dtype, device=device)
         return cls(direction, max_chunk_frames, stages, tails, torch.zeros(rows, dtype=torch.int64, device=device))
 
     @property

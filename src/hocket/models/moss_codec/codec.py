@@ -5,18 +5,16 @@ Streaming is exact: any chunking of a stream gives what the whole sequence gives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
 from hocket.kernels.types.packed import Chunks
-from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams
+from hocket.models.codec import Codec
+from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer
-from hocket.models.codec import StreamingCodec
 
 
 class PatchMerge(nn.Module):
@@ -41,8 +39,8 @@ class PatchSplit(nn.Module):
         return x_BTD.view(*x_BTD.shape[:2], -1, self.size).transpose(2, 3).flatten(1, 2)
 
 
-class MossCodec(StreamingCodec):
-    """Encoder, residual quantizer and decoder. Call `finalize` once after the weights are in place."""
+class MossCodec(Codec):
+    """Encoder, residual quantizer and decoder."""
 
     config: MossCodecConfig
     packs = True
@@ -55,27 +53,20 @@ class MossCodec(StreamingCodec):
         self.decoder = nn.ModuleList(_stage(spec, PatchSplit) for spec in config.decoder)
 
     def finalize(self) -> None:
-        """Folds the quantizer's weight normalisation and builds its tables; once, after loading."""
+        """Fold the quantizer's weight normalisation and build its tables."""
         self.quantizer.finalize()
 
     # Streaming on rows
 
-    def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState:
-        """State for `rows` streams that are decoded at most `max_chunk_frames` frames at a time."""
-        return self._new_state("decoder", self.config.decoder, rows, max_chunk_frames)
-
-    def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
-        """State for `rows` streams that are encoded at most `max_chunk_frames` frames at a time, endlessly."""
-        return self._new_state("encoder", self.config.encoder, rows, max_chunk_frames)
+    def state_spec(self, direction: Direction, max_frames: int | None = None) -> StateSpec:
+        """Streams are endless in both directions, so `max_frames` changes nothing."""
+        layer = next(layer for layer in self.modules() if isinstance(layer, CodecLayer))
+        specs = self.config.encoder if direction == "encoder" else self.config.decoder
+        rings = tuple(spec.ring if isinstance(spec, TransformerSpec) else None for spec in specs)
+        return StateSpec(rings, tail_elements=0, dtype=layer.dtype)
 
     @torch.inference_mode()
     def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
-        """The next chunk of the streams on `rows_B` (distinct): codes -> samples float32 [B, C, T * frame_samples].
-
-        N may be smaller than `n_codebooks`: the first N are used. `counts_B` is how many of the T frames are real for
-        each row (0..T); the rest is padding, whose samples mean nothing and which leaves no trace in the state.
-        Raises InvalidRequestError for codes, rows, counts or shapes that do not fit.
-        """
         # Reading values back would make a CUDA caller wait for the device; there, codes come from the sampler.
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
@@ -85,11 +76,6 @@ class MossCodec(StreamingCodec):
 
     @torch.inference_mode()
     def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
-        """The next chunks of several streams, packed: codes int64 [F, N] -> samples float32 [C, F * frame_samples].
-
-        The same as `decode`, but that streams may be given different numbers of frames without padding. Nothing is
-        checked: that would make the caller wait for the device.
-        """
         chunks, latent_1FD = streams.after(state.offsets), self.quantizer.decode(codes_FN[None])
         samples_1CS = self._to_samples(_run_packed(self.decoder, latent_1FD, state, chunks))
         state.advance(streams.rows_S, streams.counts_S)
@@ -104,12 +90,7 @@ class MossCodec(StreamingCodec):
         lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor:
-        """The next chunk of the streams on `rows_B`: whole frames of samples -> codes int64 [B, T, n_codebooks].
-
-        `lengths_B` is how many of the samples are real for each row; the rest is padding and leaves no trace, but for
-        that of a frame which has real samples: there it is heard. Raises InvalidRequestError for rows, lengths or
-        shapes that do not fit.
-        """
+        """As the base class says. Padding behind the real samples of a frame is heard as part of that frame."""
         n_codebooks = self._check_n_codebooks(n_codebooks)
         mono_BS1 = self._to_mono(samples_BCS)
         batch, frame_samples = samples_BCS.shape[0], self.config.frame_samples
@@ -136,20 +117,6 @@ class MossCodec(StreamingCodec):
         return self._to_samples(x_BTD)
 
     # Inside
-
-    def _new_state(
-        self, direction: Direction, specs: Sequence[StageSpec], rows: int, max_chunk_frames: int
-    ) -> CodecState:
-        layer = next(layer for layer in self.modules() if isinstance(layer, CodecLayer))
-        rings = [spec.ring if isinstance(spec, TransformerSpec) else None for spec in specs]
-        return CodecState.allocate(
-            direction,
-            rings,
-            rows=rows,
-            max_chunk_frames=max_chunk_frames,
-            dtype=layer.dtype,
-            device=layer.scale1.device,
-        )
 
     def _stream(
         self,

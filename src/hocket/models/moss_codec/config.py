@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from hocket.core import StrictModel
 from hocket.errors import ConfigError
-from hocket.models.layers.codec_state import Direction, RingSpec
+from hocket.models.layers.codec_state import RingSpec
 
 MODEL_TYPE = "moss-audio-tokenizer"
 #: Some official checkpoints carry an older `model_type`; the class name tells them apart from foreign models.
@@ -158,15 +158,6 @@ class MossCodecConfig:
     def reference_frames(self, samples: int) -> int:
         """Frames of a reference of so many samples: its whole ones, what is over is dropped (spec/moss 2.5)."""
         return samples // self.frame_samples
-
-    def state_bytes(self, direction: Direction, rows: int, max_chunk_frames: int) -> int:
-        """Bytes of the rings of `rows` streams (see `codec_state.CodecState`)."""
-        stages = self.encoder if direction == "encoder" else self.decoder
-        return sum(
-            stage.ring.nbytes(rows, max_chunk_frames, self.compute_dtype)
-            for stage in stages
-            if isinstance(stage, TransformerSpec)
-        )
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> MossCodecConfig:

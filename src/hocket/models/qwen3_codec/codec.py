@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
-from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, RingSpec
+from hocket.models.codec import Codec
+from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.conv import TailWindow
 from hocket.models.qwen3_codec.decoder import CodecDecoder, DecoderWindow
 from hocket.models.qwen3_codec.encoder import CodecEncoder, EncoderWindow, RecordingEnd
 from hocket.models.qwen3_codec.packed_conv import TailPack
-from hocket.models.codec import StreamingCodec
 
 
-class Qwen3Codec(StreamingCodec):
-    """Decoder and encoder. Call `finalize` once after the weights are in place."""
+class Qwen3Codec(Codec):
+    """Decoder and encoder."""
 
     config: Qwen3CodecConfig
     packs = True
@@ -33,31 +33,23 @@ class Qwen3Codec(StreamingCodec):
         self.encoder = CodecEncoder(config.encoder, config.frame_samples)
 
     def finalize(self) -> None:
-        """Builds tables from what is stored; once, after loading."""
+        """Build the tables that follow from the stored codebooks."""
         self.decoder.finalize()
         self.encoder.finalize()
 
     # Streaming on rows
 
-    def new_decoder_state(self, rows: int, max_chunk_frames: int) -> CodecState:
-        """State for `rows` streams that are decoded at most `max_chunk_frames` frames at a time."""
-        ring = self.config.decoder.ring
-        return self._new_state("decoder", ring, self.decoder.tail_layout.elements, rows, max_chunk_frames)
-
-    def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
-        """State for `rows` recordings of at most `max_frames`, by default `config.max_recording_frames`."""
+    def state_spec(self, direction: Direction, max_frames: int | None = None) -> StateSpec:
+        """The encoder sees all of a recording, so its ring holds `max_frames`; it computes in float32."""
+        if direction == "decoder":
+            ring, elements = self.config.decoder.ring, self.decoder.tail_layout.elements
+            return StateSpec((ring,), elements, self.config.compute_dtype)
         spec = self.config.encoder.transformer
         ring = spec.ring((max_frames or self.config.max_recording_frames) * spec.tokens_per_frame)
-        return self._new_state("encoder", ring, self.encoder.tail_layout.elements, rows, max_chunk_frames)
+        return StateSpec((ring,), self.encoder.tail_layout.elements, torch.float32)
 
     @torch.inference_mode()
     def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
-        """The next chunk of the streams on `rows_B` (distinct): codes -> samples float32 [B, 1, T * frame_samples].
-
-        N may be smaller than `n_codebooks`: the first N are used. `counts_B` is how many of the T frames are real for
-        each row (0..T); the rest is padding, whose samples mean nothing and which leaves no trace in the state.
-        Raises InvalidRequestError for codes, rows, counts or shapes that do not fit.
-        """
         # Reading values back would make a CUDA caller wait for the device; there, codes come from the sampler.
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
@@ -67,11 +59,6 @@ class Qwen3Codec(StreamingCodec):
 
     @torch.inference_mode()
     def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
-        """The next chunks of several streams, packed: codes int64 [F, N] -> samples float32 [1, F * frame_samples].
-
-        The same as `decode`, but that streams may be given different numbers of frames without padding. Nothing is
-        checked: that would make the caller wait for the device.
-        """
         (rings,) = state.stages
         assert rings is not None
         positions_F = state.offsets[streams.frame_rows_F.clamp(min=0)] + streams.frame_places_F
@@ -89,11 +76,8 @@ class Qwen3Codec(StreamingCodec):
         lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor:
-        """The next chunk of the recordings on `rows_B`: float32 [B, 1, T * frame_samples] -> int64 [B, T, n_codebooks].
-
-        `lengths_B` is how many of the samples are real for each row; the rest is padding and leaves no trace. A length
-        within a frame ends its recording: that frame is coded as the official encoder codes a last one, and the row
-        takes nothing more. Raises InvalidRequestError for rows, lengths or shapes that do not fit.
+        """As the base class says. A length within a frame codes that frame as the official encoder codes a last one,
+        and the row takes nothing more.
         """
         n_codebooks = self._check_n_codebooks(n_codebooks)
         frames, frame_samples = self._check_whole_frames(samples_BCS), self.config.frame_samples
@@ -113,22 +97,6 @@ class Qwen3Codec(StreamingCodec):
 
     # Inside
 
-    def _new_state(
-        self, direction: Direction, ring: RingSpec, tail_elements: int, rows: int, max_chunk_frames: int
-    ) -> CodecState:
-        coder = self.decoder if direction == "decoder" else self.encoder
-        weight = next(coder.transformer.parameters())
-        dtype = self.config.compute_dtype if direction == "decoder" else torch.float32
-        return CodecState.allocate(
-            direction,
-            [ring],
-            rows=rows,
-            max_chunk_frames=max_chunk_frames,
-            dtype=dtype,
-            device=weight.device,
-            tail_elements=tail_elements,
-        )
-
     def _check_room(self, state: CodecState, rows_B: Tensor, counts: Tensor | int) -> None:
         """Raises InvalidRequestError where a recording outgrows what its row can look back over."""
         if rows_B.device.type != "cpu":  # there, a look would be a wait: the caller has seen to it
@@ -141,18 +109,6 @@ class Qwen3Codec(StreamingCodec):
             raise InvalidRequestError(
                 f"the recording has {longest} frames so far, this state holds {limit}; encode it whole, or cut it"
             )
-
-
-def state_layout(config: Qwen3CodecConfig, direction: Direction) -> tuple[RingSpec, int, torch.dtype]:
-    """Of one row's state: the ring, the elements of the tail, and their dtype."""
-    if direction == "decoder":
-        with torch.device("meta"):
-            elements = CodecDecoder(config.decoder).tail_layout.elements
-        return config.decoder.ring, elements, config.compute_dtype
-    with torch.device("meta"):
-        elements = CodecEncoder(config.encoder, config.frame_samples).tail_layout.elements
-    spec = config.encoder.transformer
-    return spec.ring(config.max_recording_frames * spec.tokens_per_frame), elements, torch.float32
 
 
 def _padded(rows_B: Tensor, counts_B: Tensor, frames: int) -> PackedStreams:

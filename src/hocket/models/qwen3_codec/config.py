@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from hocket.checkpoint.config_file import Layers, PositiveFloat, RopeSection, Section, Size, read_file
 from hocket.errors import ConfigError
-from hocket.models.layers.codec_state import Direction, RingSpec
+from hocket.models.layers.codec_state import RingSpec
 
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
 #: Longest recording that is encoded in a stream. The encoder sees all of what it heard (spec/qwen3 10), so this sets
@@ -278,14 +278,6 @@ class Qwen3CodecConfig:
     def reference_frames(self, samples: int) -> int:
         """Frames that a recording is coded into: an unfinished last one counts (spec/qwen3 10)."""
         return -(-samples // self.frame_samples)
-
-    def state_bytes(self, direction: Direction, rows: int, max_chunk_frames: int) -> int:
-        """Bytes of the rings and tails of `rows` streams (see `codec_state.CodecState`)."""
-        # Imported here: the tails' layout is that of the modules.
-        from hocket.models.qwen3_codec.codec import state_layout
-
-        ring, tail_elements, dtype = state_layout(self, direction)
-        return ring.nbytes(rows, max_chunk_frames, dtype) + rows * tail_elements * dtype.itemsize
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> Qwen3CodecConfig:
