@@ -122,7 +122,7 @@ def test_refusals() -> None:
     refused("--task-type is Song; input should be 'Base'", "say", "Hi.", *design, "--task-type", "Song")
     refused("the voice of one recording, got 0", "say", "Hi.", *base)
     refused("hears a voice in its recording", "say", "Hi.", *base, "--reference", "codes.npy")
-    refused("task_type is for Qwen3-TTS", "say", "Hi.", "--task-type", "Base")
+    refused("this model does not know task_type", "say", "Hi.", "--task-type", "Base")
     refused("it has no predictor_top_k", "say", "Hi.", "--predictor-top-k", "5")
 
 

@@ -19,6 +19,7 @@ import pytest
 from hocket.audio.io import FORMATS, encode_audio
 from hocket.checkpoint.voices import ONLY_DEFAULT, load_voices
 from hocket.core import AudioArray, Sampling, SpeechRequest
+from hocket.engine.intake import check_fields
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.server.app import create_app
@@ -56,7 +57,9 @@ class Qwen3Engine(FakeEngine):
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
     ) -> SpeechStream:
-        Qwen3TtsPrompt(self.config, TextTokenizer.load(GOLDEN / self.name)).needs(request)
+        prompt = Qwen3TtsPrompt(self.config, TextTokenizer.load(GOLDEN / self.name))
+        check_fields(request, prompt.takes)
+        prompt.needs(request)
         return await super().submit(request, request_id=request_id, priority=priority, streaming=streaming)
 
 

@@ -9,14 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.audio.reference import load_reference_codes, prepare_reference
-from hocket.core import Reference, ReferenceNeeds
+from hocket.core import Reference, ReferenceNeeds, SpeechRequest
 from hocket.engine.build import EngineParts
 from hocket.engine.job import Job
 from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError, Template
+from hocket.models.family import COMMON_FIELDS
 
 _LOG = logging.getLogger("hocket.engine")
+
+
+def check_fields(request: SpeechRequest, takes: frozenset[str]) -> None:
+    """Raise InvalidRequestError for the first field that the request sets and the model's family does not take."""
+    for name in SpeechRequest.model_fields:
+        if name not in COMMON_FIELDS and name not in takes and getattr(request, name) is not None:
+            raise InvalidRequestError(Template("this model does not know {param}; leave it out"), param=name)
 
 
 class Intake:
@@ -52,6 +60,7 @@ class Intake:
         """
         if self.is_full:
             raise CapacityError(f"{self._config.max_waiting} requests are waiting already; try again later")
+        check_fields(job.request, self._parts.prompt.takes)
         self._take_references(job, self._parts.prompt.needs(job.request))
         if job.missing_references:
             self._preparing.append(job)

@@ -23,12 +23,21 @@ from hocket.models.layers.kv_cache import KVPages, KVShape, PagedBatch
 from hocket.models.sampling.batch import SamplingBatch
 from hocket.models.sampling.params import ResolvedSampling
 
+#: Fields of a request that are the same in every family. A builder declares which of the others it takes.
+COMMON_FIELDS = frozenset(
+    {"text", "text_front", "voice", "reference", "reference_text", "sampling", "seed", "max_frames", "min_frames"}
+)
+
 
 class PromptBuilder(Protocol):
-    """Pure: the same request, codes and voices give the same rows.
+    """Turns requests into prompts. It is pure: the same request, codes and voices give the same rows.
 
     `needs` refuses, before anything is encoded, what the checkpoint cannot do; `build` gets what it asked for.
     """
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Fields of `SpeechRequest` beyond `COMMON_FIELDS` that the family reads; a request with others is refused."""
 
     def needs(self, request: SpeechRequest) -> ReferenceNeeds: ...
     def build(

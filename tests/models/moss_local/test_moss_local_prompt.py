@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tests.support import paths
 
 from hocket.core import SpeechRequest
+from hocket.engine.intake import check_fields
 from hocket.errors import CheckpointError, InvalidRequestError
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.prompt import MossLocalPrompt
@@ -120,6 +121,18 @@ def test_codes_that_the_model_does_not_have_are_refused(reference: NDArray[np.in
     with pytest.raises(InvalidRequestError, match=message) as caught:
         PROMPT.build(request(both), both)
     assert caught.value.param == "reference"
+
+
+@pytest.mark.parametrize("fields", [{"task_type": "Base"}, {"streaming_text": False}])
+def test_fields_of_other_families_are_refused(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(InvalidRequestError, match=f"does not know {name}") as caught:
+        check_fields(SpeechRequest(text="a", **fields), PROMPT.takes)
+    assert caught.value.param == name
+    own = SpeechRequest(
+        text="a", language="en", instruction="b", quality="c", sound_event="d", ambient_sound="e", tokens=1, join=" "
+    )
+    check_fields(own, PROMPT.takes)
 
 
 # ---------------------------------------------------------------------------------------------------- joining texts

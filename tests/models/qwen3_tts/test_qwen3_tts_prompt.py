@@ -17,6 +17,7 @@ import pytest
 from tests.support import paths
 
 from hocket.core import SpeechRequest
+from hocket.engine.intake import check_fields
 from hocket.errors import CheckpointError, InvalidRequestError
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
@@ -154,8 +155,6 @@ REFERENCE = {"reference": b"x"}
         ("custom_1b7", {"voice": "vivian", "language": "beijing_dialect"}, "language", "knows auto"),
         ("design_1b7", {"voice": "vivian"}, "voice", "VoiceDesign checkpoint has no voices"),
         ("design_1b7", REFERENCE, "reference", "takes no reference"),
-        ("design_1b7", {"quality": "high"}, "quality", "does not know quality"),
-        ("design_1b7", {"tokens": 5}, "tokens", "does not know tokens"),
         ("base_1b7", {}, "reference", "voice of one recording, got 0"),
         ("base_1b7", {"reference": [b"x", b"y"]}, "reference", "got 2"),
         ("base_1b7", REFERENCE | {"instruction": "sad"}, "instruction", "takes no instruction"),
@@ -169,6 +168,19 @@ def test_refusals(name: str, fields: dict[str, Any], param: str, words: str) -> 
     assert caught.value.param == param
     with pytest.raises(InvalidRequestError, match=words):
         builder(name).build(request, [], [VOICE])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"quality": "high"}, {"sound_event": "rain"}, {"ambient_sound": "park"}, {"tokens": 5}, {"join": " "}],
+)
+def test_fields_of_other_families_are_refused(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(InvalidRequestError, match=f"does not know {name}") as caught:
+        check_fields(SpeechRequest(text="a", **fields), builder("design_1b7").takes)
+    assert caught.value.param == name
+    own = SpeechRequest(text="a", language="en", instruction="b", task_type="Base", streaming_text=True)
+    check_fields(own, builder("design_1b7").takes)
 
 
 def test_needs() -> None:

@@ -69,6 +69,7 @@ class ContinuationPrompt:
 
     #: 85 text rows are usual (spec/moss 4.3), of which this workload's texts have 27.
     template_rows: ClassVar[int] = 58
+    takes = frozenset({"join"})
     continues: ClassVar[bool] = True
 
     def __init__(self, config: MossLocalConfig) -> None:
@@ -98,6 +99,7 @@ class CustomVoicePrompt:
 
     #: Role 3, tags 3, speaker, pad; after the text its end and the codec's begin.
     template_rows: ClassVar[int] = 10
+    takes: ClassVar[frozenset[str]] = frozenset()
     continues: ClassVar[bool] = False
 
     def __init__(self, config: Qwen3TtsConfig) -> None:

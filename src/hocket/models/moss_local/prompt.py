@@ -17,6 +17,8 @@ from hocket.text.tokenizer import TextTokenizer
 class MossLocalPrompt:
     """Builds prompts; holds what never changes between requests."""
 
+    takes = frozenset({"language", "instruction", "quality", "sound_event", "ambient_sound", "tokens", "join"})
+
     def __init__(self, config: MossLocalConfig, tokenizer: TextTokenizer) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -35,10 +37,7 @@ class MossLocalPrompt:
         ]
 
     def needs(self, request: SpeechRequest) -> ReferenceNeeds:
-        """Codes of every reference. Raises InvalidRequestError for what only another family does."""
-        for name in ("task_type", "streaming_text"):
-            if getattr(request, name) is not None:
-                raise InvalidRequestError(f"{name} is for Qwen3-TTS models; leave it out", param=name)
+        """Codes of every reference."""
         return ReferenceNeeds(codes=True, voice=False)
 
     def build(

@@ -36,6 +36,8 @@ class _Content:
 class Qwen3TtsPrompt:
     """Builds prompts; holds what never changes between requests."""
 
+    takes = frozenset({"language", "instruction", "task_type", "streaming_text"})
+
     def __init__(self, config: Qwen3TtsConfig, tokenizer: TextTokenizer) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -49,9 +51,6 @@ class Qwen3TtsPrompt:
                 f"task_type is {request.task_type}, and this checkpoint is for {task}; leave it out, or load another",
                 param="task_type",
             )
-        for name in ("quality", "sound_event", "ambient_sound", "tokens", "join"):
-            if getattr(request, name) is not None:
-                raise InvalidRequestError(f"Qwen3-TTS does not know {name}; leave it out", param=name)
         if config.kind == "base" and request.instruction:
             raise InvalidRequestError("a Base checkpoint takes no instruction; leave it out", param="instruction")
         if config.kind == "base" and len(request.references) != 1:
