@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from rich.table import Table
 
 from hocket import Engine, Sampling
 from hocket.audio.reference import prepare_audio
+from hocket.bench.environment import cores, cpu_name
 from hocket.checkpoint.voices import DEFAULT_VOICE
 from hocket.config import EngineConfig
 from hocket.models.registry import builtin_model
@@ -228,7 +228,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _machine() -> dict[str, Any]:
     load = round(os.getloadavg()[0], 2)
-    return {"processor": platform.machine(), "cores": os.cpu_count(), "load": load, "torch": torch.__version__}
+    return {"processor": cpu_name(), "cores": cores(), "load": load, "torch": torch.__version__}
 
 
 def _size(args: argparse.Namespace) -> dict[str, float]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.bench.engine.random_model import loaded_models, random_models
-from hocket.bench.environment import now
+from hocket.bench.environment import device_facts, now
 from hocket.engine.build import parse_device
 from hocket.models.codec import Codec
 from hocket.models.family import LoadedTalker
@@ -54,15 +54,16 @@ def main() -> None:
             return random_models(wishes.model, wishes.codec, device=device, dtype=dtype, seed=wishes.seed)
         return loaded_models(wishes.model, wishes.codec, device=device, dtype=dtype)
 
+    facts = device_facts(device)
     errors = fp8_errors(models, rows=wishes.rows, frames=wishes.frames, seed=wishes.seed)
     report = {
         "model": wishes.model,
         "random_weights": wishes.random_weights,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": facts["gpu"] or device.type,
         "rows": wishes.rows,
         "frames": wishes.frames,
         "relative_rms_error": errors,
-        "torch": torch.__version__,
+        "torch": facts["torch"],
         "date": now(),
     }
     text = json.dumps(report, indent=1)

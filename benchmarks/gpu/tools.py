@@ -9,12 +9,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from hocket.bench.environment import device_facts, module_command, now, package_versions, python_version
 
 _T = TypeVar("_T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,27 +54,6 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def facts(device: torch.device) -> dict[str, Any]:
-    """Card, versions, command, date."""
-    found: dict[str, Any] = {"device": str(device), "gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}
-    if device.type == "cuda":
-        card = torch.cuda.get_device_properties(device)
-        found |= {
-            "gpu": card.name,
-            "processors": card.multi_processor_count,
-            "memory_gb": round(card.total_memory / 1e9),
-        }
-    for package in ("triton", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    found["python"] = sys.version.split()[0]
-    found["command"] = " ".join(["python", *(argument for argument in sys.argv if argument != "--resume")])
-    found["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-    return found
-
-
 class Report:
     """Figures by name, written after each one.
 
@@ -86,7 +65,16 @@ class Report:
         self._path: Path | None = arguments.json
         self._device = device
         self._began = time.perf_counter()
-        self.document: dict[str, Any] = {**facts(device), "seconds": 0.0, "failed": {}, "figures": {}}
+        self.document: dict[str, Any] = {
+            **device_facts(device),
+            **package_versions("triton", "numpy"),
+            "python": python_version(),
+            "command": module_command("--resume"),
+            "date": now(),
+            "seconds": 0.0,
+            "failed": {},
+            "figures": {},
+        }
         if self._path is not None and self._path.exists() and not self._path.is_file():
             sys.exit(f"--json {str(self._path)!r} is no file; give another")
         if self._path is not None and not self._path.parent.is_dir():

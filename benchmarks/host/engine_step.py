@@ -20,12 +20,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +32,7 @@ from numpy.typing import NDArray
 
 from hocket.bench.engine.random_model import plans
 from hocket.bench.engine.workload import read_workload, workload_prompt
+from hocket.bench.environment import cpu_name, module_command, package_versions, python_version, today
 from hocket.config import EngineConfig
 from hocket.core import PromptRows
 from hocket.engine.build import AudioFormat, EngineParts
@@ -265,22 +263,16 @@ def main() -> None:
     arguments = parser.parse_args()
     report = {
         "benchmark": "engine_step",
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "processor": _processor(),
+        "command": module_command(),
+        "date": today(),
+        "python": python_version(),
+        **package_versions("torch", "numpy"),
+        "processor": cpu_name(),
         "runs": [measure(rows, arguments) for rows in arguments.rows],
     }
     print(json.dumps(report, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _processor() -> str:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
 if __name__ == "__main__":

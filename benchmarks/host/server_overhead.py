@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -31,7 +29,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -39,6 +36,15 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
+from hocket.bench.environment import (
+    cores,
+    cpu_name,
+    module_command,
+    package_versions,
+    python_version,
+    scheduler_name,
+    today,
+)
 from hocket.checkpoint.voices import ONLY_DEFAULT
 from hocket.config import ChunkPolicy
 from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
@@ -60,10 +66,6 @@ NAP_SECONDS = 0.01
 #: Of a whole request; also how long the server may take to start.
 TIMEOUT_SECONDS = 60.0
 HOST = "127.0.0.1"
-
-
-#: Under a real-time scheduler (`chrt -r 1 python …`) other programs of the machine do not count.
-_SCHEDULERS = {os.SCHED_OTHER: "normal", os.SCHED_RR: "real-time", os.SCHED_FIFO: "real-time"}
 
 
 class PromptEngine:
@@ -313,14 +315,14 @@ def main() -> None:
         results = [runner.run(measure(port, floor, server, n, arguments.seconds)) for n in (1, arguments.streams)]
     report = {
         "benchmark": "server_overhead",
-        "command": f"python -m benchmarks.host.server_overhead {' '.join(sys.argv[1:])}".strip(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "scheduler": _SCHEDULERS.get(os.sched_getscheduler(0), "other"),
+        "command": module_command(),
+        "date": today(),
+        "scheduler": scheduler_name(),
         "results": results,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("uvicorn", "h11", "uvloop", "fastapi", "starlette", "numpy")},
-        "processor": platform.processor() or platform.machine(),
+        "cores": cores(),
+        "python": python_version(),
+        **package_versions("uvicorn", "h11", "uvloop", "fastapi", "starlette", "numpy"),
+        "processor": cpu_name(),
     }
     line = json.dumps(report)
     print(line)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hocket.bench.environment import cpu_name, python_version
 from hocket.config import ChunkPolicy
 from hocket.engine.scheduling.config import SchedulerConfig
 from hocket.engine.scheduling.request import DecodeBatch
@@ -110,8 +110,8 @@ def main() -> None:
         "p50_ms": round(float(np.quantile(spent_ms, 0.5)), 4),
         "p99_ms": round(float(np.quantile(spent_ms, 0.99)), 4),
         "parts_ms": {part: round(s / arguments.steps * 1e3, 4) for part, s in driver.seconds.items()},
-        "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
+        "python": python_version(),
+        "processor": cpu_name(),
     }
     print(json.dumps(report))
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from collections import deque
 import numpy as np
 import zmq
 
+from hocket.bench.environment import cores, cpu_name, python_version
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
 from hocket.engine.scheduling.request import SchedulerStats
@@ -158,9 +157,9 @@ def main() -> None:
     report = {
         "benchmark": "worker_overhead",
         "results": results,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
+        "cores": cores(),
+        "python": python_version(),
+        "processor": cpu_name(),
     }
     print(json.dumps(report))
 

@@ -1,4 +1,7 @@
-"""Where and with what a report was made. Keys never get here."""
+"""Where, when and by what command a figure was measured: the one collector for `hocket bench` and `benchmarks`.
+
+A report chooses its keys; every value comes from here. Secrets never do.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = ("hocket", "torch", "triton", "numpy", "av", "h11", "uvloop", "faster-whisper", "whisper-normalizer")
-#: A shorter one is a word such as EMPTY, which a server that wants no key is given.
-_SHORTEST_KEY = 8
 #: Options whose values are secret.
 _SECRET_OPTIONS = ("--api-key", "--recogniser-api-key")
 
@@ -24,22 +28,31 @@ _SECRET_OPTIONS = ("--api-key", "--recogniser-api-key")
 def host_facts() -> dict[str, Any]:
     """Machine, system, versions."""
     return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
+        "cpu": cpu_name(),
+        "cores": cores(),
         "memory_gb": _memory_gb(),
         "gpus": _gpus(),
         "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := package_version(name))},
+        "python": python_version(),
+        "versions": {name: found for name, found in package_versions(*_PACKAGES).items() if found},
     }
 
 
-def package_version(name: str) -> str | None:
-    """Of an installed package."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """The device as PyTorch sees it, and PyTorch's version; "gpu" is None on a CPU."""
+    import torch
+
+    facts = {"device": str(device), "gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}
+    if device.type != "cuda":
+        return facts
+    card = torch.cuda.get_device_properties(device)
+    memory_gb = round(card.total_memory / 1e9)
+    return facts | {"gpu": card.name, "processors": card.multi_processor_count, "memory_gb": memory_gb}
+
+
+def package_versions(*names: str) -> dict[str, str | None]:
+    """The installed version of each package; None for one that is not installed."""
+    return {name: _version(name) for name in names}
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
@@ -53,28 +66,51 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     return shlex.join(shown)
 
 
-def without_key(document: Any, api_key: str | None) -> Any:
-    """`document`, a piece of JSON, in which nothing that a server said repeats the key."""
-    if api_key is None or len(api_key) < _SHORTEST_KEY:
-        return document
-    if isinstance(document, dict):
-        return {name: without_key(value, api_key) for name, value in document.items()}
-    if isinstance(document, list | tuple):
-        return [without_key(value, api_key) for value in document]
-    return document.replace(api_key, "***") if isinstance(document, str) else document
+def module_command(*left_out: str) -> str:
+    """The command that runs this benchmark (`python -m ...`), without the arguments that are `left_out`."""
+    return shlex.join(["python", *(argument for argument in sys.orig_argv[1:] if argument not in left_out)])
 
 
 def now() -> str:
-    """UTC, to the second."""
+    """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _cpu() -> str:
+def today() -> str:
+    """The date in UTC."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def python_version() -> str:
+    """The version of this interpreter."""
+    return platform.python_version()
+
+
+def cores() -> int | None:
+    """The number of logical processors."""
+    return os.cpu_count()
+
+
+def scheduler_name() -> str:
+    """How Linux schedules this process; "real-time" (`chrt -r 1 python …`) goes before all other programs."""
+    names = {os.SCHED_OTHER: "normal", os.SCHED_RR: "real-time", os.SCHED_FIFO: "real-time"}
+    return names.get(os.sched_getscheduler(0), "other")
+
+
+def cpu_name() -> str:
+    """The processor's model, where the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _memory_gb() -> float | None:

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -21,6 +22,8 @@ _MAX_HEADER_BYTES = 64 * 1024
 _HTTP_OK = 200
 _PAGE_SECONDS = 5.0
 _MAX_PAGE_BYTES = 4 * 2**20
+#: A shorter one is a word such as EMPTY, which a server that wants no key is given.
+_SHORTEST_KEY = 8
 #: A quarter of an hour of 48 kHz stereo. Answers are held in memory until they end, and some never do.
 MAX_BODY_BYTES = 192 * 2**20
 
@@ -96,6 +99,17 @@ def bearer(api_key: str | None) -> dict[str, str]:
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
         raise ConfigError("the API key has characters that no header can carry; was it copied whole?", param="api_key")
     return {"Authorization": f"Bearer {api_key}"}
+
+
+def without_key(document: Any, api_key: str | None) -> Any:
+    """`document`, a piece of JSON, in which nothing that a server said repeats the key."""
+    if api_key is None or len(api_key) < _SHORTEST_KEY:
+        return document
+    if isinstance(document, dict):
+        return {name: without_key(value, api_key) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [without_key(value, api_key) for value in document]
+    return document.replace(api_key, "***") if isinstance(document, str) else document
 
 
 async def page(target: Target, path: str, api_key: str | None = None) -> bytes | None:

@@ -18,8 +18,9 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from hocket.bench.environment import command_line, host_facts, now, without_key
+from hocket.bench.environment import command_line, host_facts, now
 from hocket.bench.faults import AnswerError
+from hocket.bench.http import without_key
 from hocket.bench.judge.asr import RATE, to_recogniser
 from hocket.bench.judge.speaker_similarity import similarity
 from hocket.bench.judge.wer import normal

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from hocket.bench.engine.random_model import loaded_models, random_models
 from hocket.bench.engine.workload import Spoken, read_workload
-from hocket.bench.environment import command_line, now, package_version
+from hocket.bench.environment import command_line, device_facts, now, package_versions
 from hocket.bench.judge.playback import play
 from hocket.bench.load.generator import Load, due_seconds, edge_requests, most_open
 from hocket.config import EngineConfig
@@ -94,8 +94,8 @@ def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
         "gpu_memory_gb": _gpu_memory_gb(*devices.values()),
         "load_s": round(loaded - began, 2),
         "start_s": round(start_seconds, 2),
-        "torch": torch.__version__,
-        "triton": package_version("triton"),
+        "torch": device_facts(device)["torch"],
+        **package_versions("triton"),
         "command": command_line(),
         "date": now(),
     }
@@ -276,7 +276,7 @@ def _batches(before: EngineStats, after: EngineStats) -> dict[str, float]:
 
 def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
     return {
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "gpu": device_facts(device)["gpu"],
         "device": wishes.device,
         "codec_device": wishes.config.codec_device or wishes.device,
         "model": wishes.model,

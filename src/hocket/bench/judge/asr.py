@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.audio.io import FORMATS, encode_audio, resample, to_float32
-from hocket.bench.environment import without_key
 from hocket.bench.faults import one_line
-from hocket.bench.http import Target, bearer
+from hocket.bench.http import Target, bearer, without_key
 from hocket.bench.judge.decode import error_text
 from hocket.bench.judge.wer import LANGUAGE_CODES
 from hocket.bench.optional import need

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from hocket.bench.environment import command_line, host_facts, now, without_key
+from hocket.bench.environment import command_line, host_facts, now
 from hocket.bench.faults import AnswerError
-from hocket.bench.http import Answer, Target, page
+from hocket.bench.http import Answer, Target, page, without_key
 from hocket.bench.judge.outcome import Outcome, check_probe, check_together, judge, time_outcome
 from hocket.bench.load.client import Asker
 from hocket.bench.load.generator import Asked, Load, StageRun, run_stage
