@@ -14,7 +14,7 @@ from hocket.bench.judge.outcome import Limits
 from hocket.bench.judge.speaking_rate import Pace
 from hocket.bench.load.generator import Load
 from hocket.bench.load.run_config import Wishes
-from hocket.bench.load.runner import bench_serve
+from hocket.bench.serve import bench_serve
 from hocket.errors import HocketError
 from tests.support.faulty_server import FAULTS, FaultyServer, faulty_server
 

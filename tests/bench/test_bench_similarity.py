@@ -18,7 +18,7 @@ from hocket.bench.isolation import _match_voices, bench_isolation, print_isolati
 from hocket.bench.judge.asr import RATE, load_recogniser
 from hocket.bench.load.generator import Load
 from hocket.bench.load.run_config import Wishes
-from hocket.bench.load.runner import bench_serve
+from hocket.bench.serve import bench_serve
 from tests.support.faulty_server import faulty_server, speak, wav
 
 #: No letter of one is in the other.

@@ -25,10 +25,10 @@ def serve(options: take.ServeOptions) -> None:
     """Load any OpenAI-compatible speech server, and judge every answer by what a listener would hear."""
     from rich.console import Console
 
-    from hocket.bench.load.runner import bench_serve
     from hocket.bench.report.conditions import Condition
     from hocket.bench.report.report import print_report, write_json, write_page
     from hocket.bench.report.statistics import figure_names
+    from hocket.bench.serve import bench_serve
 
     conditions = [Condition.parse(text) for text in options.fail_if or []]
     for condition in conditions:

@@ -28,9 +28,9 @@ from hocket.bench.load.client import Asker
 from hocket.bench.load.generator import Load, StageRun, run_stage
 from hocket.bench.load.postprocess import embed_file
 from hocket.bench.load.run_config import Wishes
-from hocket.bench.load.runner import server_facts
 from hocket.bench.load.self_check import own_load
 from hocket.bench.optional import need
+from hocket.bench.serve import server_facts
 from hocket.errors import ConfigError
 from hocket.progress import progress_bar
 
