@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hocket.audio.io import FORMATS, encode_audio, resample, to_float32
@@ -63,9 +63,7 @@ class _FasterWhisper:
         whisper: Any = need("faster_whisper", "--transcribe")
         is_folder = Path(name).is_dir()
         try:
-            self._model = whisper.WhisperModel(
-                name, device="cpu", compute_type="int8", cpu_threads=torch.get_num_threads()
-            )
+            self._model = whisper.WhisperModel(name, device="cpu", compute_type="int8", cpu_threads=os.cpu_count() or 0)
         except Exception as error:  # the library raises whatever the download or the file format comes to
             what = "is no faster-whisper model" if is_folder else "cannot be fetched"
             reason = str(error).partition("\n")[0][:120]

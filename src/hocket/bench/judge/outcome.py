@@ -25,8 +25,6 @@ Phase = Literal["fill", "steady", "drain"]
 _WINDOW_SECONDS = 0.01
 #: At full scale, with a margin for what lossy codecs do to it.
 _FULL_SCALE = 0.999
-#: Samples in a row at full scale that make it clipping and not a peak.
-_CLIPPED_RUN = 3
 #: Texts of at least so many letters have a pace of their own that can be compared.
 _PACED_LETTERS = 25.0
 _PACED_REQUESTS = 4
@@ -97,10 +95,6 @@ class Outcome:
     similarity: float | None = None
     #: Where its audio is kept, beside the report.
     audio_file: str | None = None
-
-    @property
-    def is_ok(self) -> bool:
-        return not self.faults
 
     def as_json(self) -> dict[str, Any]:
         """For the report; times rounded to what the clocks are worth."""
@@ -213,6 +207,7 @@ def _samples(outcome: Outcome, heard: Heard, limits: Limits) -> None:
         np.rint(heard.samples * 32768.0).astype(np.int32).tobytes(), digest_size=16
     ).hexdigest()
     full_CS = size_CS >= _FULL_SCALE
+    # Three samples in a row at full scale are clipping, not a peak.
     held_CS = full_CS[:, 2:] & full_CS[:, 1:-1] & full_CS[:, :-2]
     outcome.clipped = float(held_CS.mean()) if held_CS.size else 0.0
     if outcome.clipped > limits.max_clipped:
