@@ -13,6 +13,7 @@ import pytest
 
 from hocket.bench.environment import command_line
 from hocket.bench.optional import _COMMANDS as COMMANDS
+from hocket.bench.report.__main__ import main as page_command
 from tests.support.cli_runner import Done, run
 from tests.support.faulty_server import FaultyServer, faulty_server, speak, wav
 from tests.support.paths import GOLDEN, REPOSITORY
@@ -102,6 +103,20 @@ def test_the_page_is_one_file_that_no_text_can_break_out_of(url: str, tmp_path: 
     data = re.search(r"const report = (\{.*\});\n", page)
     assert data is not None
     assert json.loads(data[1])["stages"][0]["requests"][0]["item"]["text"] == evil
+
+
+def test_a_page_is_made_again_from_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", str(REPOSITORY / "docs/bench-serve.json"), "made.html"])
+    page_command()
+    data = re.search(r"const report = (\{.*\});\n", Path("made.html").read_text(encoding="utf-8"))
+    assert data is not None
+    report = json.loads((REPOSITORY / "docs/bench-serve.json").read_text(encoding="utf-8"))
+    assert json.loads(data[1]) == report
+    kept = [
+        request["audio_file"] for stage in report["stages"] for request in stage["requests"] if "audio_file" in request
+    ]
+    assert kept
+    assert all((REPOSITORY / "docs" / name).is_file() for name in kept)
 
 
 def test_failed_answers_are_listed_and_can_be_heard(url: str) -> None:
