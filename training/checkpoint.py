@@ -5,35 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from training.codec_trainer import CodecTrainer
-
 #: Largest file, so that each can be fetched through narrow channels.
 PART_BYTES = 15 * 2**20
-_SAVED = {
-    "ema": torch.float32,
-    "phoneme_head": torch.float32,
-    "codebooks": torch.float32,
-    "discriminator": torch.bfloat16,
-}
-_NUMBERS = ("steps", "seconds", "adversarial_steps")
 
 
-def write_parts(out: Path, trainer: CodecTrainer) -> None:
-    """`part-N.safetensors`: EMA weights, phoneme head and codebook averages in float32, discriminators in bf16."""
-    tensors = {
-        f"{module}.{name}": value.to(dtype).cpu().contiguous()
-        for module, dtype in _SAVED.items()
-        for name, value in getattr(trainer, module).state_dict().items()
-    }
-    numbers = {name: str(getattr(trainer, name)) for name in _NUMBERS}
+def write_parts(out: Path, tensors: dict[str, Tensor], numbers: dict[str, str]) -> None:
+    """Write `part-N.safetensors`, each with the `numbers`."""
     # Written elsewhere first: a run that is killed here leaves the files of the save before.
     with tempfile.TemporaryDirectory() as scratch:
         for i, part in enumerate(_parts(tensors)):
@@ -57,24 +39,15 @@ def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 def ema_weights(folder: Path) -> dict[str, Tensor]:
     """The EMA codec's state dict from an OUT folder."""
-    return {name.removeprefix("ema."): tensor for name, tensor in _read(folder).items() if name.startswith("ema.")}
+    tensors, _ = read_parts(folder)
+    return {name.removeprefix("ema."): tensor for name, tensor in tensors.items() if name.startswith("ema.")}
 
 
-def _read(folder: Path) -> dict[str, Tensor]:
+def read_parts(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors and numbers of an OUT folder."""
     files = sorted(folder.glob("part-*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no part-*.safetensors; give the OUT folder of train_codec")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def read_parts(folder: Path, trainer: CodecTrainer) -> None:
-    """Go on from an OUT folder: the EMA weights become the weights too; optimisers start anew."""
-    tensors = _read(folder)
-    for target, module in {"codec": "ema", **{name: name for name in _SAVED}}.items():
-        state = {k.removeprefix(f"{module}."): v for k, v in tensors.items() if k.startswith(f"{module}.")}
-        getattr(trainer, target).load_state_dict(state)
-    with safe_open(folder / "part-0.safetensors", "pt") as file:
+    with safe_open(files[0], "pt") as file:
         numbers = file.metadata()
-    trainer.steps, trainer.adversarial_steps = int(numbers["steps"]), int(numbers["adversarial_steps"])
-    trainer.seconds = float(numbers["seconds"])
-    trainer.fresh = False
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}, numbers

@@ -16,6 +16,7 @@ from hocket.checkpoint.hub import read_config
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer
+from training.checkpoint import read_parts, write_parts
 from training.data import LABELS_PER_FRAME, PHONEME_CLASSES, Segments, SpeechBank
 from training.discriminator import Discriminator
 from training.export import load_codec
@@ -28,6 +29,14 @@ from training.recipe import Recipe, TrainConfig
 Phase = Literal["reconstruct", "adversarial"]
 _MODULES = ("codec", "ema", "phoneme_head", "discriminator", "codebooks")
 _NUMBERS = ("steps", "seconds", "adversarial_steps", "frozen_encoder")
+#: Modules that travel in small files, and their dtypes there.
+_PART_DTYPES = {
+    "ema": torch.float32,
+    "phoneme_head": torch.float32,
+    "codebooks": torch.float32,
+    "discriminator": torch.bfloat16,
+}
+_PART_NUMBERS = ("steps", "seconds", "adversarial_steps")
 
 
 class PhonemeHead(nn.Module):
@@ -163,6 +172,25 @@ class CodecTrainer:
         # The optimisers' state is elsewhere now: what was captured would write to the old one.
         self.captures.clear()
         self._pool = new_pool(self.device)
+        self.fresh = False
+
+    def save_parts(self, out: Path) -> None:
+        """Write small files: EMA weights, phoneme head and codebook averages in float32, discriminators in bf16."""
+        tensors = {
+            f"{module}.{name}": value.to(dtype).cpu().contiguous()
+            for module, dtype in _PART_DTYPES.items()
+            for name, value in getattr(self, module).state_dict().items()
+        }
+        write_parts(out, tensors, {name: str(getattr(self, name)) for name in _PART_NUMBERS})
+
+    def load_parts(self, folder: Path) -> None:
+        """Go on from an OUT folder: the EMA weights become the weights too; optimisers start anew."""
+        tensors, numbers = read_parts(folder)
+        for target, module in {"codec": "ema", **{name: name for name in _PART_DTYPES}}.items():
+            state = {k.removeprefix(f"{module}."): v for k, v in tensors.items() if k.startswith(f"{module}.")}
+            getattr(self, target).load_state_dict(state)
+        self.steps, self.adversarial_steps = int(numbers["steps"]), int(numbers["adversarial_steps"])
+        self.seconds = float(numbers["seconds"])
         self.fresh = False
 
     def start_from(self, folder: Path) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training.checkpoint import read_parts, write_parts
 from training.codec_trainer import CodecTrainer
 from training.data import SpeechBank
 from training.graph import training_device
@@ -95,7 +94,7 @@ def save(trainer: CodecTrainer, work: Path, out: Path, heard: Tensor) -> None:
     """The whole state to WORK; to OUT, in files of at most 15 MiB, what a new machine needs to go on or to export."""
     torch.save(trainer.state(), work / f"{CHECKPOINT}.tmp")
     (work / f"{CHECKPOINT}.tmp").replace(work / CHECKPOINT)
-    write_parts(out, trainer)
+    trainer.save_parts(out)
     pcm = (heard.clamp(-1, 1) * 32767).short().cpu()
     write_wav(out / "validation.wav", pcm.flatten().numpy())
     (out / "log.jsonl").write_bytes((work / "log.jsonl").read_bytes())
@@ -143,7 +142,7 @@ def main() -> None:
     if (args.work / CHECKPOINT).exists():
         trainer.load_state(torch.load(args.work / CHECKPOINT, map_location=device))
     elif args.resume is not None:
-        read_parts(args.resume, trainer)
+        trainer.load_parts(args.resume)
     elif args.start is not None:
         trainer.start_from(args.start)
     print(f"{bank.hours:.2f} h of speech; from step {trainer.steps}, {trainer.seconds:.0f} s", flush=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from training.checkpoint import ema_weights, read_parts, write_parts
+from training.checkpoint import ema_weights
 from training.codec_trainer import CodecTrainer
 from training.data import SpeechBank, complete_lines
 from training.encode_data import unpack_codes
@@ -61,7 +61,7 @@ def checkpoint(recipe: Recipe, bank: SpeechBank, tmp_path: Path) -> Path:
     """An exported codec that has learned a little, bf16 matrices."""
     trainer = CodecTrainer(recipe, CPU, bank)
     _steps(trainer, 12)
-    write_parts(tmp_path, trainer)
+    trainer.save_parts(tmp_path)
     export_codec(ema_weights(tmp_path), recipe.model, tmp_path / "checkpoint", torch.bfloat16)
     return tmp_path / "checkpoint"
 
@@ -166,7 +166,7 @@ def test_a_frozen_run_resumes_and_is_not_mixed_with_others(
     resumed = CodecTrainer(recipe, CPU, bank, frozen_encoder=True)
     resumed.load_state(torch.load(tmp_path / "work" / "checkpoint.pt"))
     moved = CodecTrainer(recipe, CPU, bank, frozen_encoder=True)
-    read_parts(tmp_path / "out", moved)
+    moved.load_parts(tmp_path / "out")
     for other in (resumed, moved):
         assert other.steps == trainer.steps
         assert not other.fresh

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.checkpoint import ema_weights, read_parts, write_parts
+from training.checkpoint import ema_weights
 from training.codec_trainer import CodecTrainer
 from training.curves import read_log
 from training.data import SpeechBank
@@ -85,7 +85,7 @@ def test_a_run_can_be_resumed_and_its_export_is_the_product(recipe: Recipe, bank
     resumed.load_state(torch.load(work / "checkpoint.pt"))
     assert (resumed.steps, resumed.seconds) == (trainer.steps, trainer.seconds)
     moved = CodecTrainer(recipe, CPU, bank)
-    read_parts(out, moved)
+    moved.load_parts(out)
     assert moved.steps == trainer.steps
     for name, value in trainer.ema.state_dict().items():
         torch.testing.assert_close(moved.codec.state_dict()[name], value)
@@ -103,7 +103,7 @@ def test_a_run_can_be_resumed_and_its_export_is_the_product(recipe: Recipe, bank
 
 def test_parts_stay_small(recipe: Recipe, bank: SpeechBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.checkpoint.PART_BYTES", 300_000)
-    write_parts(tmp_path, CodecTrainer(recipe, CPU, bank))
+    CodecTrainer(recipe, CPU, bank).save_parts(tmp_path)
     assert len(list(tmp_path.glob("part-*.safetensors"))) > 1
     assert ema_weights(tmp_path).keys() == CodecTrainer(recipe, CPU, bank).ema.state_dict().keys()
 
