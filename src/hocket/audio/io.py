@@ -7,16 +7,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import av
 import numpy as np
-import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hocket.audio.files import check_replaceable, write_atomically
 from hocket.core import AudioArray, Samples
 from hocket.errors import AudioFileError
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_CHANNELS = 8
 MAX_SAMPLE_RATE = 192_000
@@ -173,27 +176,28 @@ def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> N
     length = -(-samples_CS.shape[1] * up // down)
     periods = -(-length // up)
     right = max(0, periods * down + half_taps + 1 - samples_CS.shape[1])
-    padded_CS = torch.from_numpy(np.pad(samples_CS, ((0, 0), (half_taps, right))))
-    output_CTP = torch.empty(samples_CS.shape[0], periods, up)
+    padded_CS = np.pad(samples_CS, ((0, 0), (half_taps, right)))
+    output_CTP = np.empty((samples_CS.shape[0], periods, up), np.float32)
     for start in range(0, up, _PHASES):
-        phase_P = torch.arange(start, min(start + _PHASES, up))
+        phase_P = np.arange(start, min(start + _PHASES, up))
         first_tap, last_tap = start * down // up - half_taps, int(phase_P[-1]) * down // up + half_taps
-        tap_K = torch.arange(first_tap, last_tap + 1)
-        time_PK = (-phase_P.float() / up)[:, None] + tap_K.float() / down
-        kernel_PK = _windowed_sinc(time_PK * cutoff) * (cutoff / down)
-        # A view of the inputs that each period needs. A strided convolution would read everything between them, too:
-        # 86 s for a minute from 191999 Hz, where this takes one.
-        inputs_CTK = padded_CS[:, first_tap + half_taps :].unfold(1, len(tap_K), down)[:, :periods]
+        tap_K = np.arange(first_tap, last_tap + 1)
+        time_PK = (-phase_P.astype(np.float32) / np.float32(up))[:, None] + tap_K.astype(np.float32) / np.float32(down)
+        kernel_PK = _windowed_sinc(time_PK * np.float32(cutoff)) * np.float32(cutoff / down)
+        # Only the inputs that each period needs. A strided convolution would read everything between them, too: 86 s
+        # for a minute from 191999 Hz, where this takes one.
+        windows_CTK = sliding_window_view(padded_CS[:, first_tap + half_taps :], len(tap_K), axis=1)
+        inputs_CTK = np.ascontiguousarray(windows_CTK[:, ::down][:, :periods])
         output_CTP[:, :, start : start + _PHASES] = inputs_CTK @ kernel_PK.T
-    return output_CTP.flatten(1)[:, :length].contiguous().numpy()
+    return np.ascontiguousarray(output_CTP.reshape(samples_CS.shape[0], -1)[:, :length])
 
 
-def _windowed_sinc(t: torch.Tensor) -> torch.Tensor:
+def _windowed_sinc(t: NDArray[np.float32]) -> NDArray[np.float32]:
     """sinc(t) under a Hann window that ends at the sixth zero crossing."""
-    t = t.clamp(-_LOWPASS_ZEROS, _LOWPASS_ZEROS)
-    window = torch.cos(t * (math.pi / _LOWPASS_ZEROS / 2)) ** 2
-    t = t * math.pi
-    return torch.where(t == 0, 1.0, torch.sin(t) / t) * window
+    t = t.clip(-_LOWPASS_ZEROS, _LOWPASS_ZEROS)
+    window = np.square(np.cos(t * np.float32(math.pi / _LOWPASS_ZEROS / 2)))
+    t = t * np.float32(math.pi)
+    return np.divide(np.sin(t), t, out=np.ones_like(t), where=t != 0) * window
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -316,7 +320,7 @@ def to_int16(samples: Samples) -> NDArray[np.int16]:
 
 def to_int16_on_device(samples: torch.Tensor) -> torch.Tensor:
     """`to_int16` where the samples lie, to the bit. What is not finite becomes some number."""
-    return samples.clamp(-1.0, 1.0).mul_(32768.0).round_().clamp_(max=32767.0).to(torch.int16)
+    return samples.clamp(-1.0, 1.0).mul_(32768.0).round_().clamp_(max=32767.0).short()
 
 
 def to_float32(samples: Samples) -> NDArray[np.float32]:
