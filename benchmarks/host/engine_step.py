@@ -29,13 +29,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tests.support.fake_engine import fake_info
 
 from hocket.bench.engine.random_model import plans
 from hocket.bench.engine.workload import read_workload, workload_prompt
 from hocket.bench.environment import cpu_name, module_command, package_versions, python_version, today
 from hocket.config import EngineConfig
 from hocket.core import PromptRows
-from hocket.engine.build import AudioFormat, EngineParts
+from hocket.engine.build import EngineParts
 from hocket.engine.engine import Engine
 from hocket.engine.runners.codec import DecodedChunk, Place, SamplesInFlight
 from hocket.engine.runners.device import HostCopy
@@ -174,9 +175,15 @@ def new_engine(rows: int, talker: MossLocalConfig, arguments: argparse.Namespace
         config=config,
         prompt=workload_prompt(talker),
         sampling=MOSS_LOCAL_SAMPLING,
-        audio=AudioFormat(SAMPLE_RATE, CHANNELS, FRAME_SAMPLES / SAMPLE_RATE),
+        info=fake_info(
+            sample_rate=SAMPLE_RATE,
+            channels=CHANNELS,
+            frame_seconds=FRAME_SAMPLES / SAMPLE_RATE,
+            rows=rows,
+            context_rows=config.max_context_rows,
+            samples=config.samples,
+        ),
         n_vq=talker.n_vq,
-        context_rows=config.max_context_rows,
         pages=1 + rows * config.max_context_rows // config.page_rows,
         talker=WaitingTalker(
             rows,

@@ -35,6 +35,7 @@ from typing import cast
 import numpy as np
 import uvloop
 from numpy.typing import NDArray
+from tests.support.fake_engine import fake_info
 
 from hocket.bench.environment import (
     cores,
@@ -54,7 +55,7 @@ from hocket.server.serve import uvicorn_server
 from hocket.server.settings import ServerSettings
 from hocket.server.voice_store import VoiceStore
 from hocket.worker.client import State
-from hocket.worker.messages import Ready, Stats
+from hocket.worker.messages import Stats
 from hocket.worker.pool import WorkerStatus
 from hocket.worker.stream import SpeechStream
 
@@ -72,25 +73,11 @@ class PromptEngine:
     """Speaks silence, `max_frames` of it: the first frame at once, then in the pace of a player."""
 
     state: State = "ready"
-    facts = Ready(
-        pid=0,
-        model=None,
-        sample_rate=RATE,
-        channels=2,
-        frame_seconds=FRAME_SECONDS,
-        rows=1024,
-        max_waiting=0,
-        context_rows=4096,
-        codec_id="",
-        reference_min_seconds=1.0,
-        reference_max_seconds=60.0,
-        reference_min_rms=1e-4,
-        reference_max_file_bytes=2**20,
-    )
+    info = fake_info(sample_rate=RATE, channels=2, frame_seconds=FRAME_SECONDS, rows=1024, max_waiting=0)
 
     @property
     def workers(self) -> list[WorkerStatus]:
-        return [WorkerStatus(self.state, self.facts.rows, len(self._open))]
+        return [WorkerStatus(self.state, self.info.rows, len(self._open))]
 
     def __init__(self) -> None:
         self._open: dict[SpeechStream, asyncio.Task[None]] = {}

@@ -21,9 +21,9 @@ from collections import deque
 
 import numpy as np
 import zmq
+from tests.support.fake_engine import fake_info
 
 from hocket.bench.environment import cores, cpu_name, python_version
-from hocket.config import EngineConfig
 from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
 from hocket.engine.scheduling.request import SchedulerStats
 from hocket.engine.stats import EngineStats, Meter
@@ -38,11 +38,7 @@ FRAME_SAMPLES = 3840
 class PacedEngine:
     """Streams take turns; a chunk carries its time of birth as its only code. Texts say "frames rate"."""
 
-    config = EngineConfig()
-    context_rows = 4096
-    frame_seconds = 0.08
-    sample_rate = 48_000
-    channels = 2
+    info = fake_info(sample_rate=48_000, channels=2)
 
     def __init__(self) -> None:
         self._open: deque[str] = deque()
@@ -76,13 +72,13 @@ class PacedEngine:
             self._due += 1 / self._rate
             self._open.rotate(-1)
             born = np.array([[time.perf_counter_ns()]])
-            chunks.append(AudioChunk(self._open[-1], self._samples.copy(), self.sample_rate, born))
+            chunks.append(AudioChunk(self._open[-1], self._samples.copy(), self.info.sample_rate, born))
         return chunks
 
     def _end(self, name: str) -> AudioChunk:
         self._open.remove(name)
         end = RequestEnd("cancelled", 0, Timings())
-        return AudioChunk(name, np.zeros((2, 0), np.float32), self.sample_rate, np.zeros((0, 1), np.int64), end)
+        return AudioChunk(name, np.zeros((2, 0), np.float32), self.info.sample_rate, np.zeros((0, 1), np.int64), end)
 
     def stats(self) -> EngineStats:
         return EngineStats.of(Meter(), SchedulerStats(*[0] * 12), preparing=0, reference_hits=0, reference_misses=0)

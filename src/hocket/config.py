@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hocket.core import SampleFormat, StrictModel
+from hocket.core import EngineInfo, SampleFormat, StrictModel
 
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -26,6 +26,16 @@ class ReferenceLimits(StrictModel):
     #: Root mean square under which a recording counts as silent (1e-4 is -80 dB of full scale).
     min_rms: PositiveFloat = 1e-4
     max_file_bytes: PositiveInt = 64 * 2**20
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> ReferenceLimits:
+        """The limits of that engine."""
+        return cls(
+            min_seconds=info.reference_min_seconds,
+            max_seconds=info.reference_max_seconds,
+            min_rms=info.reference_min_rms,
+            max_file_bytes=info.reference_max_file_bytes,
+        )
 
 
 class ChunkPolicy(StrictModel):

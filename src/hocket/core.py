@@ -20,6 +20,9 @@ from hocket.errors import HocketError
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
+#: The language whose numbers, abbreviations and symbols are read out as words.
+TextFront = Literal["en"]
+
 #: Of an engine's audio: float32 in [-1, 1] (not clipped: a codec may overshoot), or what `audio.to_int16` makes of it.
 SampleFormat = Literal["float32", "int16"]
 Samples = NDArray[np.float32 | np.int16]
@@ -109,6 +112,39 @@ class VoiceTraits:
 
 #: Of a family that says nothing of its own.
 PLAIN_VOICES = VoiceTraits()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is, for callers and front ends; built once, when the engine is loaded.
+
+    It crosses the process boundary field by field (`hocket.worker.messages.Ready`): a change here changes the protocol.
+    """
+
+    #: The talker's checkpoint, as the caller named it; None is the built-in model.
+    model: str | None
+    #: Format of the generated audio: Hz, channels, and seconds per frame.
+    sample_rate: int
+    channels: int
+    frame_seconds: float
+    #: Requests spoken at a time, requests that may wait, and the longest prompt and speech together in K/V rows.
+    rows: int
+    max_waiting: int
+    context_rows: int
+    #: Codec fingerprint: codes are valid only for the same id. Empty without a codec.
+    codec_id: str
+    #: `ReferenceLimits`: front ends prepare reference recordings.
+    reference_min_seconds: float
+    reference_max_seconds: float
+    reference_min_rms: float
+    reference_max_file_bytes: int
+    #: The language whose texts are read out; None: texts are left as they are.
+    text_front: TextFront | None = None
+    #: Longest text that the model handles well; callers split longer input. None: the checkpoint does not say.
+    segment_characters: int | None = None
+    voice_traits: VoiceTraits = PLAIN_VOICES
+    #: Sample format of the generated audio.
+    samples: SampleFormat = "float32"
 
 
 class SpeechRequest(StrictModel):

@@ -249,7 +249,7 @@ def test_the_engine_speaks_with_a_voice_as_with_its_reference(engine: Engine) ->
 
 
 def test_the_engine_reads_out_as_the_checkpoint_says(engine: Engine, checkpoint: Path) -> None:
-    assert engine.parts.text_front == "en"
+    assert engine.info.text_front == "en"
 
     def spoken(speaker: Engine, text: str, **fields: object) -> bytes:
         request = SpeechRequest(text=text, sampling=GREEDY, seed=1, max_frames=12, **fields)  # type: ignore[arg-type]
@@ -259,11 +259,11 @@ def test_the_engine_reads_out_as_the_checkpoint_says(engine: Engine, checkpoint:
     assert spoken(engine, "5 km") == words
     assert spoken(engine, "5 km", text_front=False) != words
     raw = Engine.load(TALKER, "none", rows=1)
-    assert raw.parts.text_front is None
+    assert raw.info.text_front is None
     assert spoken(raw, "5 km") == spoken(engine, "5 km", text_front=False)
     assert spoken(raw, "5 km", text_front=True) == words
     off = Engine.load(checkpoint, "none", config=raw.config.model_copy(update={"text_front": False}))
-    assert off.parts.text_front is None
+    assert off.info.text_front is None
     assert spoken(off, "5 km") == spoken(raw, "5 km")
 
 

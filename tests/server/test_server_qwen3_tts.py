@@ -6,19 +6,18 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 
 from hocket.audio.io import FORMATS, encode_audio
 from hocket.checkpoint.voices import ONLY_DEFAULT, load_voices
-from hocket.core import AudioArray, Sampling, SpeechRequest
+from hocket.core import AudioArray, EngineInfo, Sampling, SpeechRequest
 from hocket.engine.intake import check_fields
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
@@ -26,7 +25,6 @@ from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 from hocket.server.voice_store import VoiceStore
 from hocket.text.tokenizer import TextTokenizer
-from hocket.worker.messages import Ready
 from hocket.worker.stream import SpeechStream
 from tests.support import paths
 from tests.support.fake_speech import RATE, FakeEngine, on_loopback
@@ -51,8 +49,8 @@ class Qwen3Engine(FakeEngine):
         return Qwen3TtsConfig.from_dict(json.loads((GOLDEN / self.name / "config.json").read_text()))
 
     @property
-    def facts(self) -> Ready:
-        return msgspec.structs.replace(super().facts, voice_traits=self.config.voice_traits)
+    def info(self) -> EngineInfo:
+        return replace(super().info, voice_traits=self.config.voice_traits)
 
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True

@@ -19,17 +19,27 @@ from numpy.typing import NDArray
 from hocket.audio.io import to_int16
 from hocket.audio.reference import load_reference_codes, prepare_reference
 from hocket.checkpoint.voices import ONLY_DEFAULT
-from hocket.core import AudioChunk, FinishReason, RequestEnd, SampleFormat, SpeechRequest, Timings
+from hocket.config import ReferenceLimits
+from hocket.core import (
+    AudioChunk,
+    EngineInfo,
+    FinishReason,
+    RequestEnd,
+    SampleFormat,
+    SpeechRequest,
+    TextFront,
+    Timings,
+)
 from hocket.engine.scheduling.request import SchedulerStats
 from hocket.engine.stats import EngineStats, Meter
 from hocket.errors import CapacityError, EngineStoppedError, HocketError
 from hocket.server.serve import uvicorn_server
 from hocket.server.voice_store import VoiceStore
-from hocket.text.normalize import TextFront
 from hocket.worker.client import State
-from hocket.worker.messages import Ready, Stats
+from hocket.worker.messages import Stats
 from hocket.worker.pool import WorkerStatus
 from hocket.worker.stream import SpeechStream
+from tests.support.fake_engine import fake_info
 
 RATE = 24_000
 FRAME_SAMPLES = 1920
@@ -70,23 +80,13 @@ class FakeEngine:
     _turns: asyncio.Semaphore | None = None
 
     @property
-    def facts(self) -> Ready:
+    def info(self) -> EngineInfo:
         if self.state in ("starting", "down"):
             raise EngineStoppedError(f"the engine is {self.state}; try again later")
-        return Ready(
-            pid=1,
-            model=None,
-            sample_rate=RATE,
+        return fake_info(
             channels=self.channels,
-            frame_seconds=FRAME_SAMPLES / RATE,
             rows=self.rows,
             max_waiting=self.max_waiting,
-            context_rows=1024,
-            codec_id="fake",
-            reference_min_seconds=0.5,
-            reference_max_seconds=60.0,
-            reference_min_rms=1e-4,
-            reference_max_file_bytes=2**20,
             text_front=self.text_front,
             segment_characters=self.segment_characters,
             samples=self.samples,
@@ -112,7 +112,7 @@ class FakeEngine:
             raise CapacityError("the fake engine is full; try again later")
         for reference in request.references:
             if load_reference_codes(reference) is None:
-                limits = self.facts.reference_limits
+                limits = ReferenceLimits.of(self.info)
                 prepare_reference(reference, sample_rate=RATE, channels=self.channels, limits=limits)
         self.requests.append(request)
         stream = SpeechStream(request_id or f"{len(self.requests)}", self.buffer_bytes, self._cancel)

@@ -59,8 +59,8 @@ def test_requests_spread_and_each_is_its_own(spec: EngineSpec) -> None:
             assert pool.state == "starting"
             with pytest.raises(EngineStoppedError, match="starting"):
                 await pool.submit(request(0))
-            facts = await pool.wait_ready(60)
-            assert (facts.rows, facts.max_waiting) == (2 * CONFIG.rows, 2 * CONFIG.max_waiting)
+            info = await pool.wait_ready(60)
+            assert (info.rows, info.max_waiting) == (2 * CONFIG.rows, 2 * CONFIG.max_waiting)
             assert [(worker.state, worker.rows) for worker in pool.workers] == [("ready", CONFIG.rows)] * 2
             streams = [await pool.submit(request(i)) for i in range(10)]
             assert opened(pool) == [5, 5]
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_takes_only_its_own_requests_along(spec: EngineSpec) 
             streams = [await pool.submit(request(i, 600)) for i in range(4)]
             for stream in streams:
                 await anext(stream)
-            victim = pool._clients[0].facts.pid
+            victim = pool._clients[0].pid
             mine = list(pool._clients[0]._streams.values())
             others = [stream for stream in streams if stream not in mine]
             assert len(mine) == len(others) == 2
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_takes_only_its_own_requests_along(spec: EngineSpec) 
                 with pytest.raises(EngineStoppedError):
                     await codes_of(stream)
             # Service goes on, with the rows that are left.
-            assert (pool.state, pool.facts.rows) == ("ready", CONFIG.rows)
+            assert (pool.state, pool.info.rows) == ("ready", CONFIG.rows)
             assert [worker.state for worker in pool.workers] == ["down", "ready"]
             assert (await pool.stats())[0] is None
             late = [await pool.submit(request(i)) for i in range(3)]
@@ -126,8 +126,8 @@ def test_a_worker_that_dies_takes_only_its_own_requests_along(spec: EngineSpec) 
                 assert await codes_of(stream)
             # And the other comes back.
             await pool.wait_ready(60)
-            assert pool.facts.rows == 2 * CONFIG.rows
-            assert pool._clients[0].facts.pid != victim
+            assert pool.info.rows == 2 * CONFIG.rows
+            assert pool._clients[0].pid != victim
 
     asyncio.run(run())
 
@@ -147,7 +147,7 @@ def test_stopping_leaves_nothing_behind(spec: EngineSpec) -> None:
     async def run() -> tuple[list[int], list[Path]]:
         pool = await EnginePool.start([spec, spec])
         await pool.wait_ready(60)
-        pids = [client.facts.pid for client in pool._clients]
+        pids = [client.pid for client in pool._clients]
         folders = [Path(client.endpoint.removeprefix("ipc://")).parent for client in pool._clients]
         await pool.submit(request(0, LONG))
         await pool.stop()

@@ -10,15 +10,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zmq
 
-from hocket.config import EngineConfig
-from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
+from hocket.core import AudioChunk, EngineInfo, RequestEnd, SpeechRequest, Timings
 from hocket.engine.scheduling.request import SchedulerStats
 from hocket.engine.stats import EngineStats, Meter
 from hocket.errors import CapacityError, EngineStoppedError, HocketError
@@ -34,8 +33,10 @@ from hocket.worker.messages import (
     submit_message,
 )
 from hocket.worker.worker import Worker, open_socket
+from tests.support.fake_engine import fake_info
 
 SECRET = "what the user wrote"
+STEREO = fake_info(sample_rate=300, channels=2)
 
 
 @dataclass
@@ -47,11 +48,7 @@ class FakeEngine:
     before_step: Callable[[], None] = lambda: None
     #: How long a request takes to be opened.
     add_seconds: float = 0.0
-    config: EngineConfig = field(default_factory=EngineConfig)
-    context_rows: int = 4096
-    frame_seconds: float = 0.08
-    sample_rate: int = 300
-    channels: int = 2
+    info: EngineInfo = STEREO
     open: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     steps: int = 0
@@ -90,8 +87,8 @@ class FakeEngine:
         end = None
         if request_id in self.cancelled or self.open[request_id] < 0:
             end = RequestEnd("cancelled" if request_id in self.cancelled else "stop", 1, Timings())
-        samples = np.full((2, 0 if end else self.samples), self.open[request_id], self.config.samples)
-        return AudioChunk(request_id, samples, self.sample_rate, np.zeros((0, 12), np.int64), end)
+        samples = np.full((2, 0 if end else self.samples), self.open[request_id], self.info.samples)
+        return AudioChunk(request_id, samples, self.info.sample_rate, np.zeros((0, 12), np.int64), end)
 
     def stats(self) -> EngineStats:
         scheduler = SchedulerStats(0, 0, len(self.open), 0, *[0] * 8)
@@ -371,12 +368,12 @@ def test_an_idle_worker_gives_signs_of_life() -> None:
 
 def test_16_bit_samples_arrive_as_such() -> None:
     async def body(client: EngineClient) -> None:
-        assert client.facts.samples == "int16"
+        assert client.info.samples == "int16"
         speech = await client.generate(SpeechRequest(text="3"))
         assert speech.samples.dtype == np.int16
         assert speech.samples[0, ::24].tolist() == [2, 1, 0]
 
-    with serving(FakeEngine(config=EngineConfig(samples="int16"))) as served:
+    with serving(FakeEngine(info=replace(STEREO, samples="int16"))) as served:
         with_client(served, body)
 
 
@@ -427,7 +424,11 @@ def test_a_burst_is_opened_in_few_steps_however_slow_they_are() -> None:
 
 
 def test_more_than_may_wait_are_refused_at_once() -> None:
-    engine = FakeEngine(before_step=lambda: time.sleep(0.2), config=EngineConfig(max_waiting=5), add_seconds=0.01)
+    engine = FakeEngine(
+        before_step=lambda: time.sleep(0.2),
+        info=replace(STEREO, max_waiting=5),
+        add_seconds=0.01,
+    )
 
     async def body(client: EngineClient) -> None:
         running = await client.submit(SpeechRequest(text="5"))

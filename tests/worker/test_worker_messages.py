@@ -17,22 +17,27 @@ from hocket.core import (
     MAX_SEED,
     AudioArray,
     AudioChunk,
+    EngineInfo,
     PreparedReference,
     RequestEnd,
     SampleFormat,
     Sampling,
     SpeechRequest,
     Timings,
+    VoiceTraits,
 )
 from hocket.worker.messages import (
+    VERSION,
     Chunk,
     EngineSpec,
     OutMessage,
+    Ready,
     Submit,
     WireError,
     chunk_message,
     decode_from_worker,
     decode_to_worker,
+    encode,
     read_chunk,
     read_request,
     submit_message,
@@ -152,6 +157,37 @@ def test_a_message_that_names_fields_travels_as_such() -> None:
     assert isinstance(error, errors.InvalidRequestError)
     assert str(error) == "text is {x} of 2: max_frames"
     assert str(error.renamed({"text": "input", "max_frames": "most"})) == "input is {x} of 2: most"
+
+
+def test_what_an_engine_is_keeps_its_bytes() -> None:
+    """Its fields lie flat behind the process: a byte that moves is another `VERSION`."""
+    traits = VoiceTraits(task_type="Base", hears_recordings=True, levels_references=False)
+    info = EngineInfo(
+        model="m",
+        sample_rate=48_000,
+        channels=2,
+        frame_seconds=0.08,
+        rows=4,
+        max_waiting=9,
+        context_rows=1024,
+        codec_id="id",
+        reference_min_seconds=0.5,
+        reference_max_seconds=60.0,
+        reference_min_rms=1e-4,
+        reference_max_file_bytes=2**20,
+        text_front="en",
+        segment_characters=300,
+        voice_traits=traits,
+        samples="int16",
+    )
+    header = encode(Ready(7, info))
+    assert header.hex() == (
+        "dc0012a5726561647907a16dcdbb8002cb3fb47ae147ae147b0409cd0400a26964cb3fe0000000000000cb404e0000000000"
+        "00cb3f1a36e2eb1c432dce00100000a2656ecd012c83a97461736b5f74797065a442617365b068656172735f7265636f7264"
+        "696e6773c3b16c6576656c735f7265666572656e636573c2a5696e743136"
+    )
+    assert VERSION == 7
+    assert decode_from_worker(zmq.Frame(header)) == Ready(7, info)
 
 
 def test_spec_travels() -> None:

@@ -10,9 +10,8 @@ from typing import Annotated
 from pydantic import Field, ValidationError, field_validator
 
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices, load_voices
-from hocket.core import Sampling, StrictModel
+from hocket.core import Sampling, StrictModel, TextFront
 from hocket.errors import CheckpointError
-from hocket.text.normalize import TextFront
 
 
 class _HocketFile(StrictModel):

@@ -12,7 +12,7 @@ from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.hub import resolve_checkpoint
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices
 from hocket.config import EngineConfig, Environment
-from hocket.core import PLAIN_VOICES, VoiceTraits
+from hocket.core import EngineInfo, TextFront
 from hocket.engine.memory_plan import MemoryPlan, kv_dtype, plan_memory
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
@@ -29,25 +29,11 @@ from hocket.models.layers.basic import lay_out_for_cpu
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
 from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
 from hocket.models.sampling.params import ResolvedSampling
-from hocket.text.normalize import TextFront
 
 #: Weights under this many bytes are run on one CPU thread where threads spin (`EngineConfig.cpu_threads`).
 _SMALL_WEIGHT_BYTES = 256 * 2**20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class AudioFormat:
-    """Of the audio that the codec makes, and the talker's frames stand for."""
-
-    sample_rate: int
-    channels: int
-    frame_seconds: float
-
-    @classmethod
-    def of(cls, codec: CodecConfig) -> AudioFormat:
-        return cls(codec.sample_rate, codec.channels, codec.frame_samples / codec.sample_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +43,8 @@ class EngineParts:
     config: EngineConfig
     prompt: PromptBuilder
     sampling: ResolvedSampling
-    audio: AudioFormat
+    info: EngineInfo
     n_vq: int
-    #: Longest prompt and speech together, in K/V rows.
-    context_rows: int
     #: K/V pages, the scratch page included.
     pages: int
     talker: FrameRunner
@@ -74,12 +58,7 @@ class EngineParts:
     conversions: Conversions | None = None
     #: For a family that hears voices as vectors.
     voice_vectors: VoiceVectors | None = None
-    voice_traits: VoiceTraits = PLAIN_VOICES
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
-    #: Whose numbers, abbreviations and symbols are read out; None: texts are left alone.
-    text_front: TextFront | None = None
-    #: The longest text that the checkpoint speaks well, if it says so.
-    segment_characters: int | None = None
 
 
 def load_parts(
@@ -93,11 +72,14 @@ def load_parts(
     loaded_codec = None
     if has_codec:
         loaded_codec = load_codec(codec_folder(folder, codec), device=codec_on, dtype=precision)
-    return assemble(talker, loaded_codec, config)
+    return assemble(talker, loaded_codec, config, name=None if model is None else str(model))
 
 
-def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> EngineParts:
-    """Runners for loaded models. Raises ConfigError when the two do not belong together."""
+def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig, *, name: str | None = None) -> EngineParts:
+    """Runners for loaded models; `name` is what `EngineInfo.model` says.
+
+    Raises ConfigError when the two do not belong together.
+    """
     talker = model.talker.config
     if codec is not None:
         _check_pair(model, codec)
@@ -125,25 +107,52 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> 
     talker_runner.prepare()
     if codec_runner is not None:
         codec_runner.prepare(talker.n_vq)
+    conversions = None if codec is None else Conversions(codec)
     return EngineParts(
         config=config,
         prompt=model.prompt,
         sampling=model.sampling,
-        audio=AudioFormat(talker.sampling_rate, 1, 0.08) if audio is None else AudioFormat.of(audio),
+        info=_info(name, model, audio, plan, config, codec_id="" if conversions is None else conversions.codec_id),
         n_vq=talker.n_vq,
-        context_rows=plan.context_rows,
         pages=plan.pages,
         memory=plan,
         strict_streams=STRICT_STREAMS[device.type],
         talker=talker_runner,
         codec=codec_runner,
         references=references,
-        conversions=None if codec is None else Conversions(codec),
+        conversions=conversions,
         voice_vectors=None if voice is None else VoiceVectors(voice),
-        voice_traits=talker.voice_traits,
         voices=model.extras.voices,
+    )
+
+
+def _info(
+    name: str | None,
+    model: LoadedTalker,
+    codec: CodecConfig | None,
+    plan: MemoryPlan,
+    config: EngineConfig,
+    *,
+    codec_id: str,
+) -> EngineInfo:
+    talker, limits = model.talker.config, config.reference
+    return EngineInfo(
+        model=name,
+        sample_rate=talker.sampling_rate if codec is None else codec.sample_rate,
+        channels=1 if codec is None else codec.channels,
+        frame_seconds=0.08 if codec is None else codec.frame_samples / codec.sample_rate,
+        rows=config.rows,
+        max_waiting=config.max_waiting,
+        context_rows=plan.context_rows,
+        codec_id=codec_id,
+        reference_min_seconds=limits.min_seconds,
+        reference_max_seconds=limits.max_seconds,
+        reference_min_rms=limits.min_rms,
+        reference_max_file_bytes=limits.max_file_bytes,
         text_front=text_front_of(model.extras, config),
         segment_characters=model.extras.segment_characters,
+        voice_traits=talker.voice_traits,
+        samples=config.samples,
     )
 
 
@@ -222,13 +231,13 @@ def new_scheduler(parts: EngineParts) -> Scheduler:
             rows=config.rows,
             pages=parts.pages,
             page_rows=config.page_rows,
-            max_context_rows=parts.context_rows,
+            max_context_rows=parts.info.context_rows,
             prefill_rows_per_step=max(config.prefill_rows_per_step, config.page_rows),
             max_waiting=config.max_waiting,
             prefix_cache=config.prefix_cache,
         ),
         None if parts.codec is None else chunks,
-        frame_seconds=parts.audio.frame_seconds,
+        frame_seconds=parts.info.frame_seconds,
         fixed_chunks=config.strict,
         pack_frames=0 if parts.codec is None else parts.codec.pack_frames,
     )

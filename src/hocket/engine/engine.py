@@ -51,7 +51,7 @@ class Engine:
         #: What it drives and what the checkpoint says of itself, to be read.
         self.parts = parts
         self._clock = clock
-        self._audio = parts.audio
+        self.info = parts.info
         self._meter = Meter()
         self._scheduler = new_scheduler(parts)
         self._intake = Intake(parts, self._scheduler)
@@ -96,17 +96,17 @@ class Engine:
     @property
     def sample_rate(self) -> int:
         """Of the audio, in Hz."""
-        return self._audio.sample_rate
+        return self.info.sample_rate
 
     @property
     def channels(self) -> int:
         """Of the audio."""
-        return self._audio.channels
+        return self.info.channels
 
     @property
     def frame_seconds(self) -> float:
         """Length of a frame."""
-        return self._audio.frame_seconds
+        return self.info.frame_seconds
 
     @property
     def voices(self) -> Voices:
@@ -116,7 +116,7 @@ class Engine:
     @property
     def context_rows(self) -> int:
         """Longest prompt and speech together, in K/V rows."""
-        return self.parts.context_rows
+        return self.info.context_rows
 
     # ---- requests in one call
 
@@ -335,7 +335,7 @@ class Engine:
     ) -> Job:
         if not isinstance(request, SpeechRequest):
             raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
-        request = with_reference_of_voice(spoken(request, self.parts.text_front), self.voices)
+        request = with_reference_of_voice(spoken(request, self.info.text_front), self.voices)
         if request_id is None:
             request_id = next(name for name in self._names if name not in self._jobs)
         if request_id in self._jobs:

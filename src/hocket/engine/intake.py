@@ -32,7 +32,7 @@ class Intake:
 
     def __init__(self, parts: EngineParts, scheduler: Scheduler) -> None:
         self._parts = parts
-        self._config = parts.config
+        self._config, self._info = parts.config, parts.info
         self._scheduler = scheduler
         #: In order of arrival.
         self._preparing: list[Job] = []
@@ -119,21 +119,19 @@ class Intake:
 
     def _check_lengths(self, prepared: Sequence[NDArray[np.int64] | NDArray[np.float32]]) -> None:
         """Refuse, before anything is encoded, recordings without a whole frame, and those that cannot fit a prompt."""
-        audio, total = self._parts.audio, 0
+        info, total = self._info, 0
         for content in prepared:
             is_codes = np.issubdtype(content.dtype, np.integer)
-            frames = (
-                len(content) if is_codes else int(content.shape[1] / audio.sample_rate / audio.frame_seconds + 1e-6)
-            )
+            frames = len(content) if is_codes else int(content.shape[1] / info.sample_rate / info.frame_seconds + 1e-6)
             if frames == 0:
                 raise ReferenceAudioError(
-                    f"a reference is shorter than one frame of the codec ({1000 * audio.frame_seconds:.0f} ms)",
+                    f"a reference is shorter than one frame of the codec ({1000 * info.frame_seconds:.0f} ms)",
                     param="reference",
                 )
             total += frames
-        if total >= self._parts.context_rows:
+        if total >= info.context_rows:
             raise InvalidRequestError(
-                f"the references have {total} frames, and a context holds {self._parts.context_rows} rows; "
+                f"the references have {total} frames, and a context holds {info.context_rows} rows; "
                 "give fewer or shorter ones",
                 param="reference",
             )
@@ -150,20 +148,19 @@ class Intake:
         if needs.codes and self._parts.references is None:
             instead = "leave its words out" if needs.voice else "give codes"
             raise InvalidRequestError(f"reference audio needs a codec; load one, or {instead}", param="reference")
-        audio = self._parts.audio
         return prepare_reference(
             reference,
-            sample_rate=audio.sample_rate,
-            channels=audio.channels,
+            sample_rate=self._info.sample_rate,
+            channels=self._info.channels,
             limits=self._config.reference,
-            level=self._parts.voice_traits.levels_references,
+            level=self._info.voice_traits.levels_references,
         )
 
     def _schedule(self, job: Job) -> None:
         """Build the prompt and queue the request. Raises InvalidRequestError, CapacityError."""
         job.prompt = self._parts.prompt.build(job.request, job.reference_codes, job.voice_vectors)
         max_frames = self._frame_limit(job, len(job.prompt.rows))
-        job.silence = SilenceDetector.of(self._config.runaway, job.request.text, self._parts.audio.frame_seconds)
+        job.silence = SilenceDetector.of(self._config.runaway, job.request.text, self._info.frame_seconds)
         job.scheduled = self._scheduler.add(
             job.id,
             job.prompt.rows,
@@ -178,10 +175,10 @@ class Intake:
 
     def _frame_limit(self, job: Job, prompt_rows: int) -> int:
         """The most frames that the request may have; sets what reaching it means."""
-        room = self._parts.context_rows - prompt_rows
+        room = self._info.context_rows - prompt_rows
         if room < 1:
             raise InvalidRequestError(
-                f"text and references take {prompt_rows} rows of a context of {self._parts.context_rows}; shorten them",
+                f"text and references take {prompt_rows} rows of a context of {self._info.context_rows}; shorten them",
                 param="text",
             )
         wish = job.request.max_frames
@@ -201,7 +198,7 @@ class Intake:
         budget = frame_budget(
             self._config.runaway,
             job.request.text,
-            self._parts.audio.frame_seconds,
+            self._info.frame_seconds,
             wanted_frames=max(job.request.tokens or 0, least),
         )
         if budget is not None and budget < limit:

@@ -34,9 +34,9 @@ class TalkerLane:
         #: The latest launch computed a part of a prompt by itself.
         self._has_prefilled = False
         rows, policy = parts.config.rows, parts.config.runaway
-        self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.audio.frame_seconds))
+        self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.info.frame_seconds))
         #: Codes of every row's frames, as they were read back.
-        self._codes_RFN = np.empty((rows, parts.context_rows, parts.n_vq), np.int64)
+        self._codes_RFN = np.empty((rows, parts.info.context_rows, parts.n_vq), np.int64)
 
     def start(self, job: Job, row: int) -> None:
         """A new request on `row`."""

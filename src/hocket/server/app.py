@@ -113,7 +113,7 @@ async def health(request: Request) -> JSONResponse:
     """200 while speech is served; otherwise 503, and `status` says why."""
     services = services_of(request)
     state = services.state
-    rows = services.client.facts.rows if state in ("ready", "draining") else 0
+    rows = services.client.info.rows if state in ("ready", "draining") else 0
     document = {
         "status": state,
         "live": True,

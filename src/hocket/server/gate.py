@@ -219,7 +219,7 @@ class _Place:
         self._admission: Admission | None = None
         if (record.method, connection.scope["path"]) in _ONE_PLACE:
             services = services_of(connection)
-            self._admission, self._caller, self._rows = services.admission, record.caller, services.client.facts.rows
+            self._admission, self._caller, self._rows = services.admission, record.caller, services.client.info.rows
 
     def check(self) -> None:
         """Raises ApiError where there is none."""

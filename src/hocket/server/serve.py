@@ -17,6 +17,7 @@ import uvloop
 from fastapi import FastAPI
 
 from hocket import __version__
+from hocket.core import EngineInfo
 from hocket.engine.build import engine_devices, parse_device, parse_dtype
 from hocket.errors import ConfigError
 from hocket.info import checkpoint_extras, engine_memory
@@ -24,7 +25,6 @@ from hocket.server.app import create_app
 from hocket.server.services import Services
 from hocket.server.settings import Profile, ServerSettings
 from hocket.server.voice_store import VoiceStore
-from hocket.worker.messages import Ready
 from hocket.worker.pool import EnginePool
 
 _LOG = logging.getLogger("hocket.server")
@@ -192,8 +192,8 @@ def _times(workers: int) -> str:
     return f", {workers} engines" if workers > 1 else ""
 
 
-def _ready_line(facts: Ready, workers: int, seconds: float) -> str:
+def _ready_line(info: EngineInfo, workers: int, seconds: float) -> str:
     return (
-        f"ready    in {seconds:.1f} s: {facts.rows} voices at a time{_times(workers)}, {facts.sample_rate} Hz, "
-        f"{facts.channels} channel{'s' if facts.channels > 1 else ''}"
+        f"ready    in {seconds:.1f} s: {info.rows} voices at a time{_times(workers)}, {info.sample_rate} Hz, "
+        f"{info.channels} channel{'s' if info.channels > 1 else ''}"
     )

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import HTTPConnection
 
-from hocket.core import SpeechRequest
+from hocket.core import EngineInfo, SpeechRequest
 from hocket.server.admission import Admission
 from hocket.server.metrics import Metrics
 from hocket.server.settings import ServerSettings
 from hocket.server.voice_store import VoiceStore
 from hocket.worker.client import State
-from hocket.worker.messages import Ready, Stats
+from hocket.worker.messages import Stats
 from hocket.worker.pool import WorkerStatus
 from hocket.worker.stream import SpeechStream
 
@@ -27,7 +27,7 @@ class SpeechClient(Protocol):
     @property
     def state(self) -> State: ...
     @property
-    def facts(self) -> Ready: ...
+    def info(self) -> EngineInfo: ...
     @property
     def workers(self) -> Sequence[WorkerStatus]: ...
     async def submit(
@@ -63,7 +63,7 @@ class Services:
     @property
     def segment_characters(self) -> int:
         """Longer texts are split. Raises EngineStoppedError while there is no engine, whose model has a say."""
-        return self.settings.segment_characters or self.client.facts.segment_characters or _SEGMENT_CHARACTERS
+        return self.settings.segment_characters or self.client.info.segment_characters or _SEGMENT_CHARACTERS
 
 
 def services_of(connection: HTTPConnection) -> Services:

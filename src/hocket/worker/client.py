@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from hocket.audio.io import to_float32
 from hocket.audio.reference import load_reference_codes, prepare_reference
-from hocket.core import AudioChunk, PreparedReference, Reference, Speech, SpeechRequest
+from hocket.config import ReferenceLimits
+from hocket.core import AudioChunk, EngineInfo, PreparedReference, Reference, Speech, SpeechRequest
 from hocket.errors import (
     CapacityError,
     EngineStoppedError,
@@ -85,7 +86,7 @@ class EngineClient:
         self._reading = 0
         self._link: Link | None = None
         #: What the worker said of itself; None while there is none.
-        self._facts: Ready | None = None
+        self._ready: Ready | None = None
         self._ever_ready = self._draining = self._worker_drains = self._stopped = False
         self._failure: HocketError | None = None
         #: Set while `wait_ready` has something to say.
@@ -119,25 +120,28 @@ class EngineClient:
     @property
     def state(self) -> State:
         """`down`: the worker has gone away (another one is on its way), could not be started, or was stopped."""
-        if self._failure is not None or self._stopped or (self._facts is None and self._ever_ready):
+        if self._failure is not None or self._stopped or (self._ready is None and self._ever_ready):
             return "down"
-        if self._facts is None:
+        if self._ready is None:
             return "starting"
         return "draining" if self._draining or self._worker_drains else "ready"
 
     @property
-    def facts(self) -> Ready:
+    def info(self) -> EngineInfo:
         """What the engine is. Raises EngineStoppedError while there is none."""
-        if self._facts is None:
-            raise self._absence()
-        return self._facts
+        return self._worker().info
+
+    @property
+    def pid(self) -> int:
+        """The worker's process. Raises EngineStoppedError while there is none."""
+        return self._worker().pid
 
     @property
     def open_requests(self) -> int:
         """Requests of this client that are not over."""
         return len(self._streams) + self._reading
 
-    async def wait_ready(self, timeout_seconds: float | None = None) -> Ready:
+    async def wait_ready(self, timeout_seconds: float | None = None) -> EngineInfo:
         """Wait for a worker that has its engine.
 
         Raises what it could not be loaded for (ConfigError, CheckpointError), or EngineStoppedError.
@@ -147,7 +151,7 @@ class EngineClient:
                 await self._settled.wait()
         except TimeoutError:
             raise EngineStoppedError(f"the engine was not ready within {timeout_seconds:g} s") from None
-        return self.facts
+        return self.info
 
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
@@ -161,11 +165,11 @@ class EngineClient:
         if request_id is None:
             self._names += 1
             request_id = f"request-{self._names}"
-        facts = self._serving()
-        request = await _spoken(request, facts)
+        info = self._serving()
+        request = await _spoken(request, info)
         self._reading += 1
         try:
-            references = [await _read_reference(reference, facts) for reference in request.references]
+            references = [await _read_reference(reference, info) for reference in request.references]
         finally:
             self._reading -= 1
         self._serving()  # it may have changed meanwhile
@@ -204,7 +208,7 @@ class EngineClient:
 
     async def stats(self) -> Stats:
         """The engine's numbers, as they are now. Raises EngineStoppedError."""
-        _ = self.facts
+        _ = self.info
         assert self._link is not None
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._stats.append(answer)
@@ -264,7 +268,7 @@ class EngineClient:
             if not answer.done():  # who asked may have left
                 answer.set_result(message)
         elif isinstance(message, Ready):
-            self._facts, self._ever_ready = message, True
+            self._ready, self._ever_ready = message, True
             self._settled.set()
             if self._supervisor is not None:
                 self._supervisor.note_ready()
@@ -284,7 +288,7 @@ class EngineClient:
         """End everything that hangs on the present worker."""
         if self._link is not None:
             self._link.close()
-        self._link = self._facts = None
+        self._link = self._ready = None
         self._worker_drains = False
         if self._failure is None:
             self._settled.clear()
@@ -308,7 +312,7 @@ class EngineClient:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             # Turns are counted, not time: after a pause of this process, what it has missed is still to be read.
-            silent = 0 if self._heard or self._facts is None else silent + 1
+            silent = 0 if self._heard or self._ready is None else silent + 1
             self._heard = False
             if silent * HEARTBEAT_SECONDS >= self._hang_seconds:
                 if self._supervisor is not None:
@@ -322,10 +326,15 @@ class EngineClient:
             return type(self._failure)(self._failure.message, param=self._failure.param)
         return EngineStoppedError(f"the engine is {self.state}; try again later")
 
-    def _serving(self) -> Ready:
-        if self.state != "ready" or self._facts is None:
+    def _serving(self) -> EngineInfo:
+        if self.state != "ready":
             raise self._absence()
-        return self._facts
+        return self.info
+
+    def _worker(self) -> Ready:
+        if self._ready is None:
+            raise self._absence()
+        return self._ready
 
     async def _convert(
         self, content: PreparedReference | NDArray[np.int64], n_codebooks: int | None
@@ -361,14 +370,14 @@ class EngineClient:
             self._link.send(Cancel(stream.request_id))
 
 
-async def _spoken(request: SpeechRequest, facts: Ready) -> SpeechRequest:
+async def _spoken(request: SpeechRequest, info: EngineInfo) -> SpeechRequest:
     """The request for a worker, which has no text front to go through. A long text would hold up the event loop."""
     if len(request.text) <= _SHORT_TEXT_CHARACTERS:
-        return spoken(request, facts.text_front)
-    return await asyncio.to_thread(spoken, request, facts.text_front)
+        return spoken(request, info.text_front)
+    return await asyncio.to_thread(spoken, request, info.text_front)
 
 
-async def _read_reference(reference: Reference, facts: Ready) -> PreparedReference | NDArray[np.int64]:
+async def _read_reference(reference: Reference, info: EngineInfo) -> PreparedReference | NDArray[np.int64]:
     """A reference as it travels: codes, or a recording ready to be encoded. Raises ReferenceAudioError.
 
     Decoding and resampling take up to 0.3 s for a minute of audio, so they run beside the event loop.
@@ -379,9 +388,9 @@ async def _read_reference(reference: Reference, facts: Ready) -> PreparedReferen
     samples = await asyncio.to_thread(
         prepare_reference,
         reference,
-        sample_rate=facts.sample_rate,
-        channels=facts.channels,
-        limits=facts.reference_limits,
-        level=facts.voice_traits.levels_references,
+        sample_rate=info.sample_rate,
+        channels=info.channels,
+        limits=ReferenceLimits.of(info),
+        level=info.voice_traits.levels_references,
     )
-    return PreparedReference(samples, facts.sample_rate)
+    return PreparedReference(samples, info.sample_rate)

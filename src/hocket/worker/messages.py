@@ -7,7 +7,9 @@ made, float32 or int16, bit for bit. Recordings travel prepared: paths and files
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, cast, get_type_hints
 
 import msgspec
 import numpy as np
@@ -15,10 +17,10 @@ import zmq
 from numpy.typing import NDArray
 
 from hocket import errors
-from hocket.config import EngineConfig, NonNegativeFloat, PositiveInt, ReferenceLimits
+from hocket.config import EngineConfig, NonNegativeFloat, PositiveInt
 from hocket.core import (
-    PLAIN_VOICES,
     AudioChunk,
+    EngineInfo,
     FinishReason,
     PreparedReference,
     RequestEnd,
@@ -27,10 +29,8 @@ from hocket.core import (
     SpeechRequest,
     StrictModel,
     Timings,
-    VoiceTraits,
 )
 from hocket.engine.stats import EngineStats
-from hocket.text.normalize import TextFront
 
 #: Both ends must have the same; raised whenever a message changes.
 VERSION = 7
@@ -154,44 +154,19 @@ class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
 # ---- from the worker to a front end
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The engine is loaded: what it is, and how much of it there is."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine is loaded: the process that it runs in, and what it is."""
 
     pid: int
-    #: As in `EngineSpec`; None is the built-in model.
-    model: str | None
-    sample_rate: int
-    channels: int
-    frame_seconds: float
-    #: Requests spoken at a time, requests that may wait, and the longest prompt and speech together in K/V rows.
-    rows: int
-    max_waiting: int
-    context_rows: int
-    #: Tells whose codes are whose; empty without a codec.
-    codec_id: str
-    #: `ReferenceLimits`: the front end prepares reference recordings.
-    reference_min_seconds: float
-    reference_max_seconds: float
-    reference_min_rms: float
-    reference_max_file_bytes: int
-    #: The language whose texts the front end reads out; None: none.
-    text_front: TextFront | None = None
-    #: The longest text that the model speaks well; front ends cut what is longer. None: it does not say.
-    segment_characters: int | None = None
-    #: How the front end prepares voices.
-    voice_traits: VoiceTraits = PLAIN_VOICES
-    #: Of the speech.
-    samples: SampleFormat = "float32"
+    info: EngineInfo
 
-    @property
-    def reference_limits(self) -> ReferenceLimits:
-        """What a reference recording may be."""
-        return ReferenceLimits(
-            min_seconds=self.reference_min_seconds,
-            max_seconds=self.reference_max_seconds,
-            min_rms=self.reference_min_rms,
-            max_file_bytes=self.reference_max_file_bytes,
-        )
+
+#: `Ready` as it travels: the fields of `EngineInfo`, in their order, behind the process.
+_FlatReady = msgspec.defstruct(
+    "_FlatReady", [("pid", int), *get_type_hints(EngineInfo).items()], frozen=True, array_like=True, tag="ready"
+)
+_info_values = attrgetter(*(field.name for field in fields(EngineInfo)))
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -259,11 +234,13 @@ FromWorker = Ready | Chunk | Rejected | Stats | Heartbeat | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_from_worker = msgspec.msgpack.Decoder(_FlatReady | Chunk | Rejected | Stats | Heartbeat | Stopped)
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
     """The header frame."""
+    if isinstance(message, Ready):
+        return _encoder.encode(_FlatReady(message.pid, *_info_values(message.info)))
     return _encoder.encode(message)
 
 
@@ -274,7 +251,11 @@ def decode_to_worker(header: zmq.Frame) -> ToWorker:
 
 def decode_from_worker(header: zmq.Frame) -> FromWorker:
     """Raises msgspec.MsgspecError."""
-    return _from_worker.decode(header.buffer)
+    message = _from_worker.decode(header.buffer)
+    if isinstance(message, _FlatReady):
+        pid, *info = msgspec.structs.astuple(message)
+        return Ready(pid, EngineInfo(*info))
+    return message
 
 
 # ---- requests

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core import SpeechRequest
+from hocket.core import EngineInfo, SpeechRequest
 from hocket.errors import EngineStoppedError
 from hocket.worker.client import BUFFER_BYTES, HANG_SECONDS, EngineClient, State
-from hocket.worker.messages import EngineSpec, Ready, Stats
+from hocket.worker.messages import EngineSpec, Stats
 from hocket.worker.stream import SpeechStream
 
 
@@ -69,24 +68,24 @@ class EnginePool:
         return next((state for state in best if state in states), "down")
 
     @property
-    def facts(self) -> Ready:
+    def info(self) -> EngineInfo:
         """What the engines are, with the rows of all that are there. Raises EngineStoppedError while there is none."""
-        found = [client.facts for client in self._clients if client.state in ("ready", "draining")]
+        found = [client.info for client in self._clients if client.state in ("ready", "draining")]
         if len(found) > 1:
-            rows, waiting = sum(facts.rows for facts in found), sum(facts.max_waiting for facts in found)
-            return msgspec.structs.replace(found[0], rows=rows, max_waiting=waiting)
-        return found[0] if found else self._next().facts
+            rows, max_waiting = sum(info.rows for info in found), sum(info.max_waiting for info in found)
+            return replace(found[0], rows=rows, max_waiting=max_waiting)
+        return found[0] if found else self._next().info
 
     @property
     def workers(self) -> list[WorkerStatus]:
         """Each of them, in the order of their specs."""
         statuses = []
         for client in self._clients:
-            rows = client.facts.rows if client.state in ("ready", "draining") else 0
+            rows = client.info.rows if client.state in ("ready", "draining") else 0
             statuses.append(WorkerStatus(client.state, rows, client.open_requests))
         return statuses
 
-    async def wait_ready(self, timeout_seconds: float | None = None) -> Ready:
+    async def wait_ready(self, timeout_seconds: float | None = None) -> EngineInfo:
         """Wait for all. Raises what the first that fails could not be loaded for, or EngineStoppedError."""
         waits = [asyncio.ensure_future(client.wait_ready(timeout_seconds)) for client in self._clients]
         try:
@@ -94,7 +93,7 @@ class EnginePool:
         finally:
             for wait in waits:
                 wait.cancel()
-        return self.facts
+        return self.info
 
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True

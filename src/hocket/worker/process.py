@@ -51,10 +51,6 @@ def run_worker(endpoint: str, spec: EngineSpec) -> int:
             engine,
             socket,
             conversions=engine.parts.conversions,
-            model=spec.model,
-            text_front=engine.parts.text_front,
-            segment_characters=engine.parts.segment_characters,
-            voice_traits=engine.parts.voice_traits,
             drain_seconds=spec.drain_seconds,
         )
 

@@ -16,12 +16,10 @@ import msgspec
 import numpy as np
 import zmq
 
-from hocket.config import EngineConfig
-from hocket.core import PLAIN_VOICES, AudioChunk, PreparedReference, RequestEnd, SpeechRequest, Timings, VoiceTraits
+from hocket.core import AudioChunk, EngineInfo, PreparedReference, RequestEnd, SpeechRequest, Timings
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.stats import EngineStats
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError
-from hocket.text.normalize import TextFront
 from hocket.worker.messages import (
     HEARTBEAT_SECONDS,
     QUEUE_MESSAGES,
@@ -61,15 +59,7 @@ class DrivenEngine(Protocol):
     """What the worker asks of `Engine`, which says what each call does."""
 
     @property
-    def config(self) -> EngineConfig: ...
-    @property
-    def context_rows(self) -> int: ...
-    @property
-    def frame_seconds(self) -> float: ...
-    @property
-    def sample_rate(self) -> int: ...
-    @property
-    def channels(self) -> int: ...
+    def info(self) -> EngineInfo: ...
     @property
     def idle(self) -> bool: ...
     def add(
@@ -97,16 +87,10 @@ class Worker:
         socket: zmq.Socket[bytes],
         *,
         conversions: Conversions | None = None,
-        model: str | None = None,
-        text_front: TextFront | None = None,
-        segment_characters: int | None = None,
-        voice_traits: VoiceTraits = PLAIN_VOICES,
         drain_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._socket, self._model, self._clock = engine, socket, model, clock
-        self._conversions, self._voice_traits = conversions, voice_traits
-        self._text_front, self._segment_characters = text_front, segment_characters
+        self._engine, self._socket, self._conversions, self._clock = engine, socket, conversions, clock
         # Messages for a front end that has gone away, or that has stopped reading, are errors and not silence.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._drain_seconds = drain_seconds
@@ -207,7 +191,7 @@ class Worker:
         elif front_end is None:
             pass  # it was dropped, and finds out by the silence
         elif isinstance(message, Submit | Convert):
-            if len(self._inbox) < self._engine.config.max_waiting:
+            if len(self._inbox) < self._engine.info.max_waiting:
                 self._inbox[identity, message.request_id] = (front_end, message, frames[1:])
             else:
                 self._reject(front_end, message, CapacityError(f"{len(self._inbox)} requests wait; try again later"))
@@ -226,28 +210,8 @@ class Worker:
             versions = f"this front end speaks version {hello.version} of the protocol, the worker {VERSION}"
             self._refuse(identity, f"{versions}; run the same Hocket at both ends")
             return
-        engine, limits = self._engine, self._engine.config.reference
         front_end = self._front_ends.setdefault(identity, _FrontEnd(identity))
-        ready = Ready(
-            pid=os.getpid(),
-            model=self._model,
-            sample_rate=engine.sample_rate,
-            channels=engine.channels,
-            frame_seconds=engine.frame_seconds,
-            rows=engine.config.rows,
-            max_waiting=engine.config.max_waiting,
-            context_rows=engine.context_rows,
-            codec_id="" if self._conversions is None else self._conversions.codec_id,
-            reference_min_seconds=limits.min_seconds,
-            reference_max_seconds=limits.max_seconds,
-            reference_min_rms=limits.min_rms,
-            reference_max_file_bytes=limits.max_file_bytes,
-            text_front=self._text_front,
-            segment_characters=self._segment_characters,
-            voice_traits=self._voice_traits,
-            samples=engine.config.samples,
-        )
-        self._send(front_end, [encode(ready)])
+        self._send(front_end, [encode(Ready(os.getpid(), self._engine.info))])
         self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
 
     def _refuse(self, identity: bytes, reason: str) -> None:
@@ -297,9 +261,10 @@ class Worker:
 
     def _nothing(self, request_id: str) -> AudioChunk:
         """All that comes of a request that was cancelled before it was opened."""
-        silence_CS = np.zeros((self._engine.channels, 0), self._engine.config.samples)
+        info = self._engine.info
+        silence_CS = np.zeros((info.channels, 0), info.samples)
         codes_FN, end = np.zeros((0, 0), np.int64), RequestEnd("cancelled", 0, Timings())
-        return AudioChunk(request_id, silence_CS, self._engine.sample_rate, codes_FN, end)
+        return AudioChunk(request_id, silence_CS, info.sample_rate, codes_FN, end)
 
     def _cancel(self, engine_id: str) -> None:
         self._engine.cancel(engine_id)

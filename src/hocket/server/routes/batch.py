@@ -74,7 +74,7 @@ def _item_body(defaults: dict[str, Any], item: dict[str, Any], settings: ServerS
 async def _speak(services: Services, body: SpeechBody, record: Record) -> _Spoken:
     # The figures of items that run side by side are not those of the batch, so each has a record of its own.
     own = Record(record.id, record.method, record.path, record.caller)
-    with services.admission.slot(record.caller, services.client.facts.rows):
+    with services.admission.slot(record.caller, services.client.info.rows):
         plan = await plan_speech(services, body)
         speech, audio = await speak_whole(services, plan, own)
     record.frames += own.frames

@@ -48,14 +48,14 @@ async def encode_tokens(request: Request) -> JSONResponse:
     """A recording as codes, at its own loudness; the last frame is filled up with silence."""
     services = services_of(request)
     body = read_body(EncodeBody, await json_document(request), services.settings)
-    facts = services.client.facts
+    info = services.client.info
     data = await fetch(services, body.audio, "audio")
     try:
         samples_CS = await asyncio.to_thread(
             prepare_audio,
             data,
-            sample_rate=facts.sample_rate,
-            channels=facts.channels,
+            sample_rate=info.sample_rate,
+            channels=info.channels,
             max_seconds=services.settings.max_codec_seconds,
         )
     except (AudioFileError, ReferenceAudioError) as error:
@@ -66,8 +66,8 @@ async def encode_tokens(request: Request) -> JSONResponse:
             "codes": codes_FN.tolist(),
             "frames": codes_FN.shape[0],
             "codebooks": codes_FN.shape[1],
-            "frame_seconds": facts.frame_seconds,
-            "sample_rate": facts.sample_rate,
+            "frame_seconds": info.frame_seconds,
+            "sample_rate": info.sample_rate,
         }
     )
 
@@ -84,11 +84,11 @@ async def decode_tokens(request: Request) -> Response:
     body = read_body(DecodeBody, await json_document(request), services.settings)
     if len({len(frame) for frame in body.codes}) != 1:
         raise InvalidRequestError("codes has frames of different lengths; give each as many codes", param="codes")
-    facts, most = services.client.facts, services.settings.max_codec_seconds
-    if len(body.codes) * facts.frame_seconds > most:
+    info, most = services.client.info, services.settings.max_codec_seconds
+    if len(body.codes) * info.frame_seconds > most:
         raise InvalidRequestError(f"codes last longer than {most:g} s; send fewer frames", param="codes")
     samples_CS = await services.client.decode(np.array(body.codes, np.int64))
-    audio = await asyncio.to_thread(encode_whole, body.response_format, samples_CS, facts.sample_rate, body.speed)
+    audio = await asyncio.to_thread(encode_whole, body.response_format, samples_CS, info.sample_rate, body.speed)
     headers = {
         "X-Sample-Rate": str(audio.sample_rate),
         "X-Channels": str(audio.channels),

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.datastructures import UploadFile
 
+from hocket.config import ReferenceLimits
 from hocket.errors import InvalidRequestError
 from hocket.server.gate import record_of
 from hocket.server.openapi import ERROR_ANSWERS
@@ -44,21 +45,21 @@ async def upload_voice(request: Request) -> JSONResponse:
     """Keep a recording as a voice. An older voice of that name stays until the new one is complete."""
     services = services_of(request)
     sample, fields = await _read_form(request)
-    facts = services.client.facts
+    info = services.client.info
     draft = await asyncio.to_thread(
         services.voices.draft,
         fields["name"],
         sample,
-        sample_rate=facts.sample_rate,
-        channels=facts.channels,
-        limits=facts.reference_limits,
-        level=facts.voice_traits.levels_references,
+        sample_rate=info.sample_rate,
+        channels=info.channels,
+        limits=ReferenceLimits.of(info),
+        level=info.voice_traits.levels_references,
         description=fields.get("speaker_description", ""),
         transcript=fields.get("ref_text") or None,
     )
     assert draft.recording is not None
     codes_FN = await services.client.encode(draft.recording.samples)
-    voice = await asyncio.to_thread(services.voices.save, draft, codes_FN, codec=facts.codec_id)
+    voice = await asyncio.to_thread(services.voices.save, draft, codes_FN, codec=info.codec_id)
     return JSONResponse({"success": True, "voice": _entry(voice)})
 
 
@@ -69,10 +70,10 @@ async def preview_voice(request: Request, name: str) -> Response:
     builtin = services.voices.builtin(name)
     if builtin is None or builtin.codes is None:
         return Response(await asyncio.to_thread(services.voices.preview, name), media_type="audio/wav")
-    facts = services.client.facts
-    with services.admission.slot(record_of(request).caller, facts.rows):
+    info = services.client.info
+    with services.admission.slot(record_of(request).caller, info.rows):
         samples_CS = await services.client.decode(builtin.codes)
-    audio = await asyncio.to_thread(encode_whole, "wav", samples_CS, facts.sample_rate, 1.0)
+    audio = await asyncio.to_thread(encode_whole, "wav", samples_CS, info.sample_rate, 1.0)
     return Response(audio.body, media_type=audio.content_type)
 
 

@@ -137,8 +137,8 @@ async def new_encoder(services: Services, plan: Plan) -> AudioEncoder:
 
 def _encoder_of(services: Services, plan: Plan) -> AudioEncoder:
     """The encoder of `plan`, for the audio that the engine makes."""
-    facts = services.client.facts
-    return AudioEncoder(plan.response_format, facts.sample_rate, facts.channels, plan.body.speed)
+    info = services.client.info
+    return AudioEncoder(plan.response_format, info.sample_rate, info.channels, plan.body.speed)
 
 
 @contextmanager

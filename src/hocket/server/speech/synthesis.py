@@ -120,7 +120,7 @@ async def _plan(services: Services, body: SpeechBody) -> Plan:
             )
         found = await find_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
         words = found.words
-    task = services.client.facts.voice_traits.task_type
+    task = services.client.info.voice_traits.task_type
     if body.x_vector_only_mode is not None:
         _check_x_vector_only(body.x_vector_only_mode, task, found, words)
     return Plan(
@@ -156,7 +156,7 @@ def _check_x_vector_only(value: bool, task: TaskType | None, found: Found, words
 
 async def pieces_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
     """`text` as it was written, in pieces that are not too long to be spoken at once."""
-    most, front = services.segment_characters, services.client.facts.text_front
+    most, front = services.segment_characters, services.client.info.text_front
     if front is None:
         return tuple(split_text(text, most))
     return tuple(await asyncio.to_thread(split_text, text, most, lambda piece: len(normalise(piece, language))))
@@ -168,8 +168,8 @@ class Speaking:
     def __init__(self, services: Services, plan: Plan, record: Record) -> None:
         self.plan = plan
         self._services, self._record = services, record
-        facts = services.client.facts
-        self.sample_rate, self.channels, self._format = facts.sample_rate, facts.channels, facts.samples
+        info = services.client.info
+        self.sample_rate, self.channels, self._format = info.sample_rate, info.channels, info.samples
         self.frames = 0
         #: Of all prompts: template, text and reference.
         self.prompt_rows = 0

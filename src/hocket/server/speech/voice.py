@@ -29,8 +29,8 @@ class Found:
 
 async def find_voice(services: Services, name: str, param: str) -> Found:
     """What to clone for the voice `name`, and the words of it. Raises InvalidRequestError, naming `param`."""
-    facts = services.client.facts
-    codec = None if facts.voice_traits.hears_recordings else facts.codec_id
+    info = services.client.info
+    codec = None if info.voice_traits.hears_recordings else info.codec_id
     try:
         builtin = services.voices.builtin(name)
         if builtin is None:

@@ -282,7 +282,7 @@ class _Session:
     async def _say(self, first: str) -> None:
         """An utterance holds one place among all requests, and is one file, whatever its number of sentences."""
         assert self._plan is not None
-        with self._services.admission.slot(self._record.caller, self._services.client.facts.rows):
+        with self._services.admission.slot(self._record.caller, self._services.client.info.rows):
             if self._is_whole:
                 await self._say_files(first)
                 return
@@ -301,7 +301,7 @@ class _Session:
         while isinstance(item, str):
             async with aclosing(self._sentence(item, pause_ms=0.0)) as pieces:
                 whole_CS = np.concatenate([samples_CS async for samples_CS in pieces], axis=1)
-            rate, speed = self._services.client.facts.sample_rate, self._plan.body.speed
+            rate, speed = self._services.client.info.sample_rate, self._plan.body.speed
             audio = await asyncio.to_thread(encode_whole, self._plan.response_format, whole_CS, rate, speed)
             await self._wire.send_audio(audio.body, as_base64=False)
             await self._end_sentence()
@@ -374,7 +374,7 @@ class _Session:
         """How long the utterance plays, so far."""
         if self._plan is None or not self._utterance.samples:
             return 0.0
-        return round(self._utterance.samples / self._services.client.facts.sample_rate / self._plan.body.speed, 6)
+        return round(self._utterance.samples / self._services.client.info.sample_rate / self._plan.body.speed, 6)
 
     async def _send_done(self) -> None:
         utterance = self._utterance

@@ -8,15 +8,11 @@ its next sentence anyway.
 from __future__ import annotations
 
 import re
-from typing import Literal
 
-from hocket.core import MAX_TEXT_CHARACTERS, SpeechRequest
+from hocket.core import MAX_TEXT_CHARACTERS, SpeechRequest, TextFront
 from hocket.errors import InvalidRequestError, Template
 from hocket.text.normalize.characters import fold
 from hocket.text.normalize.english import read_out
-
-#: The languages that can be read out.
-TextFront = Literal["en"]
 
 #: `[pause 3.2s]` asks the model for silence (spec/moss 1.7) and is no text.
 _PAUSE = re.compile(r"(\[pause[ \t]{1,8}\d{1,6}(?:\.\d{1,6})?[ \t]{0,8}s\])", re.IGNORECASE)
