@@ -17,6 +17,8 @@ from benchmarks.gpu.case import BF16, FP8, AnyOperation, Case, kernel, product, 
 from benchmarks.gpu.codec_cases import codec_cases
 from hocket.bench.engine.random_model import plans
 from hocket.kernels import ops
+from hocket.kernels.reference.philox import FrameNoise
+from hocket.kernels.types.draw import DrawArgs
 from hocket.kernels.types.scaled import Scaled
 from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
 from hocket.models.moss_codec.config import MossCodecConfig
@@ -173,21 +175,23 @@ def depth_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterato
 
         nbytes = rows * 2 * width * (6 + 2 * position)
         yield Case(f"depth_attention {rows} x {heads} x {size} at {position}", nbytes, attend)
-    temperature, top_p, penalty = (torch.full((rows,), x, device=on) for x in (1.7, 0.8, 1.2))
-    top_k, frame = (torch.full((rows,), x, device=on) for x in (25, 7))
-    seed = torch.arange(rows, device=on)
+    frame = torch.full((rows,), 7, device=on)
+    noise = FrameNoise(torch.arange(rows, device=on), frame, talker.n_vq + 1)
     table = randn(codes, width, on=on)
+
+    def args(*floats: float, top_k: int = 0) -> DrawArgs:
+        temperature, top_p, penalty = (torch.full((rows,), x, device=on) for x in floats)
+        return DrawArgs(temperature, top_p, torch.full((rows,), top_k, device=on), penalty)
 
     def draw(has_penalty: bool) -> Callable[[], object]:
         logits = randn(rows, codes, on=on)
-        seen = torch.rand(rows, codes, device=on) < 0.1
-        rest = (penalty, seen) if has_penalty else (None, None)
-        return lambda: kernel(ops.draw_and_embed)(logits, temperature, top_p, top_k, *rest, seed, frame, 3, table)
+        seen = torch.rand(rows, codes, device=on) < 0.1 if has_penalty else None
+        of_codes = args(1.7, 0.8, 1.2, top_k=25)
+        return lambda: kernel(ops.draw_and_embed)(logits, of_codes, noise, 3, table, seen)
 
     def stop() -> Callable[[], object]:
-        logits = randn(rows, 2, on=on)
-        off = (torch.ones_like(top_p), torch.zeros_like(top_k), None, None)
-        return lambda: kernel(ops.draw)(logits, torch.ones_like(temperature), *off, seed, frame, talker.n_vq)
+        logits, of_stop = randn(rows, 2, on=on), args(1.0, 1.0, 1.0)
+        return lambda: kernel(ops.draw)(logits, of_stop, noise, talker.n_vq)
 
     yield Case(f"draw_and_embed {rows} of {codes}", rows * (2 * codes + 4 * width), partial(draw, False))
     yield Case(f"draw_and_embed {rows} of {codes}, penalty", rows * (3 * codes + 4 * width), partial(draw, True))

@@ -131,7 +131,7 @@ class Bench:
 
     def frames(self, runner: TalkerRunner) -> None:
         """A backbone step, and the draw of a frame."""
-        talker, sampling, context = self.model.talker, self.model.sampling, self.arguments.context
+        talker, sampling, context = self.model.talker, self.model.sampling.codes, self.arguments.context
         frame = min(context - 1, 50)
 
         def launch(rows: int, is_draw: bool) -> None:

@@ -46,24 +46,39 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
-class Sampling(StrictModel):
-    """How codes are drawn (spec/moss 1.6). `None` means the model's own recommendation."""
+Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
+Mass = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+#: A factor or a divisor, so it must not be 0.
+PositiveFactor = Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)]
 
-    #: 0 is greedy: the most likely code and the most likely stop decision, always.
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    #: Nucleus mass; 0 and 1 disable.
-    top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
-    #: Codes kept before the draw; 0 disables.
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    #: Per codebook, over the frames generated so far; 1 disables.
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
+
+class SamplingFields(StrictModel):
+    """How codes are drawn (spec/moss 1.6): in a request, over HTTP, on the command line and in a checkpoint's files.
+
+    Names, bounds and help stand here alone. `None` means the model's own recommendation. Fields that begin with
+    `predictor_` are for the codes after the first, in families that draw them with parameters of their own, as
+    Qwen3-TTS does (spec/qwen3 7); other families refuse them.
+    """
+
+    temperature: Temperature | None = Field(default=None, description="0 is greedy.")
+    top_p: Mass | None = Field(default=None, description="Nucleus mass; 0 and 1 disable.")
+    top_k: Count | None = Field(default=None, description="Codes kept; 0 disables.")
+    #: Per codebook, over the frames generated so far.
+    repetition_penalty: PositiveFactor | None = Field(default=None, description="1 disables.")
+    #: Also 0 where it is not given and `temperature` is 0.
+    predictor_temperature: Temperature | None = Field(
+        default=None, description="For Qwen3-TTS's codes after the first."
+    )
+    predictor_top_p: Mass | None = Field(default=None, description="Likewise.")
+    predictor_top_k: Count | None = Field(default=None, description="Likewise.")
+
+
+class Sampling(SamplingFields):
+    """How the codes of a request are drawn."""
+
     #: Temperature of the two-way stop decision; ignored when `temperature` is 0.
-    stop_temperature: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
-    #: Of the codes after the first, in a family that draws them with parameters of their own (spec/qwen3 7); refused by
-    #: others. `None` = 0 where `temperature` is 0, else the model's own recommendation.
-    predictor_temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    predictor_top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
-    predictor_top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    stop_temperature: PositiveFactor = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def test_how_long_speech_is_where_a_request_does_not_say(tmp_path: Path) -> None
 
 def test_a_temperature_that_is_not_used_may_be_zero(tmp_path: Path) -> None:
     found = recommended_sampling(generation_file(tmp_path, do_sample=False, temperature=0.0, subtalker_temperature=0.0))
-    assert found.temperature == 0.0
+    assert found.codes.temperature == 0.0
 
 
 def test_a_speaker_that_no_voice_can_be_called_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 from hocket.audio.io import FORMATS, encode_audio
 from hocket.core import SpeechRequest
 from hocket.errors import InvalidRequestError
+from hocket.kernels.types.draw import DrawParams
 from hocket.models.sampling.params import ResolvedSampling
 from hocket.server.app import create_app
 from hocket.server.schemas import ALIASES
@@ -37,7 +38,7 @@ class OneDrawEngine(FakeEngine):
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
     ) -> SpeechStream:
-        ResolvedSampling(1.0, 1.0, 0, 1.0).overridden_by(request.sampling)
+        ResolvedSampling(DrawParams()).overridden_by(request.sampling)
         return await super().submit(request, request_id=request_id, priority=priority, streaming=streaming)
 
 

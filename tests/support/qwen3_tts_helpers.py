@@ -15,14 +15,17 @@ from torch import Tensor, nn
 
 from hocket.checkpoint.weights import WeightEntry, load_weights, stored_tensors
 from hocket.core import PromptRows, SpeechRequest
+from hocket.kernels.types.draw import DrawParams
 from hocket.models.layers.kv_cache import KVPages, PagedBatch
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
 from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling.params import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 from tests.support import paths
+from tests.support.sampling import sampling_batch
 
 GOLDEN = paths.GOLDEN / "qwen3_tts"
 CHECKPOINTS = ("base_1b7", "base_0b6", "custom_1b7", "custom_0b6", "design_1b7")
@@ -138,14 +141,7 @@ def assert_close(got: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) -> N
 
 
 def greedy(rows: int, penalty: float) -> SamplingBatch:
-    return SamplingBatch(
-        temperature_B=torch.zeros(rows),
-        top_p_B=torch.ones(rows),
-        top_k_B=torch.full((rows,), 50),
-        repetition_penalty_B=torch.full((rows,), penalty),
-        stop_temperature_B=torch.ones(rows),
-        seed_B=torch.arange(rows),
-    )
+    return sampling_batch([ResolvedSampling(DrawParams(0.0, 1.0, 50, penalty))] * rows)
 
 
 def speak(

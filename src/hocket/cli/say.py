@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.options import Codec, Device, Dtype, Json, Model, print_out
+from hocket.cli.options import Codec, Device, Dtype, Json, Model, print_out, with_sampling_options
 from hocket.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ TextFront = Annotated[
 ]
 
 
+@with_sampling_options
 def say(
     text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; '-' reads it from standard input.")],
     output: Output = None,
@@ -52,13 +53,8 @@ def say(
     tokens: Annotated[int | None, typer.Option(help="Wanted length in frames.")] = None,
     join: Annotated[str | None, typer.Option(help="Put between reference text and text; default: by script.")] = None,
     seed: Annotated[int | None, typer.Option(help="0 to 2^63 - 1; the same seed gives the same speech.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus mass; 0 and 1 disable.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 disables.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="1 disables.")] = None,
-    predictor_temperature: Annotated[float | None, typer.Option(help="Of Qwen3-TTS's codes after the first.")] = None,
-    predictor_top_p: Annotated[float | None, typer.Option(help="Likewise.")] = None,
-    predictor_top_k: Annotated[int | None, typer.Option(help="Likewise.")] = None,
+    *,
+    sampling: Mapping[str, Any],
     max_frames: Annotated[int | None, typer.Option(help="Hard cap on new frames.")] = None,
     text_front: TextFront = None,
     codes_out: Annotated[Path | None, typer.Option(help="Also write the new frames' codes (.npy).")] = None,
@@ -84,13 +80,7 @@ def say(
         join=join,
         seed=seed,
         max_frames=max_frames,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        repetition_penalty=repetition_penalty,
-        predictor_temperature=predictor_temperature,
-        predictor_top_p=predictor_top_p,
-        predictor_top_k=predictor_top_k,
+        sampling=sampling,
     )
     _speak(request, output, codes_out, model=model, codec=codec, device=device, dtype=dtype, as_json=as_json)
 
@@ -146,14 +136,12 @@ def _text(argument: str) -> str:
         raise InvalidRequestError(f"standard input is not UTF-8 (byte {error.start}); convert it first") from None
 
 
-def _request(**fields: Any) -> SpeechRequest:
-    """Of the fields of the request and of its sampling."""
+def _request(*, sampling: Mapping[str, Any], **fields: Any) -> SpeechRequest:
     from pydantic import ValidationError
 
     from hocket.core import Sampling, SpeechRequest
 
     try:
-        sampling = {name: fields.pop(name) for name in Sampling.model_fields if name in fields}
         return SpeechRequest(sampling=Sampling(**sampling), **fields)
     except ValidationError as error:
         problem = error.errors()[0]

@@ -15,7 +15,7 @@ from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, 
 
 import torch
 
-from hocket.kernels.reference import conv, rings, talker
+from hocket.kernels.reference import conv, rings, sampling, sampling_numpy, talker
 
 
 class OnDevice(Protocol):
@@ -102,8 +102,8 @@ norm_rotate_append = operation(talker.norm_rotate_append, gpu="rotary:norm_rotat
 paged_attention = operation(talker.paged_attention, gpu="paged_attention:paged_attention")
 frame_attention = operation(talker.frame_attention, gpu="frame_attention:frame_attention")
 depth_attention = operation(talker.depth_attention, gpu="frame_attention:depth_attention")
-draw = operation(talker.draw, gpu="sampler:draw")
-draw_and_embed = operation(talker.draw_and_embed, gpu="sampler:draw_and_embed")
+draw = operation(sampling.draw, cpu=sampling_numpy.draw, gpu="sampler:draw")
+draw_and_embed = operation(sampling.draw_and_embed, cpu=sampling_numpy.draw_and_embed, gpu="sampler:draw_and_embed")
 
 # A codec's packed chunks
 pair_turns = operation(rings.pair_turns, gpu="ring_append:pair_turns")

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from hocket.core import MAX_SEED, Sampling
+from hocket.core import MAX_SEED, Mass, Sampling, SamplingFields
 from hocket.errors import InvalidRequestError, Template, requirement
 from hocket.server.settings import ResponseFormat, ServerSettings
 
@@ -44,6 +44,8 @@ _SPOKEN_CATEGORIES = ("L", "N", "Sm", "Sc")
 
 Line = Annotated[str, Field(max_length=256)]
 Paragraph = Annotated[str, Field(max_length=4096)]
+#: Over HTTP a nucleus mass of 0 is refused; elsewhere it means that the nucleus is off.
+PositiveMass = Annotated[Mass, Field(gt=0.0)]
 
 
 class Body(BaseModel):
@@ -66,7 +68,7 @@ class VoiceId(Body):
     id: Line
 
 
-class VoiceFields(Body):
+class VoiceFields(Body, SamplingFields):
     """Who speaks, and how; the same for every piece of a text."""
 
     #: One of /v1/models; absent: the one that is served.
@@ -87,14 +89,8 @@ class VoiceFields(Body):
     x_vector_only_mode: bool | None = None
     #: What the request is meant to be; checked, it changes nothing.
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    #: Of the codes after the first, where a model draws them with parameters of their own; refused by others.
-    predictor_temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    predictor_top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
-    predictor_top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    top_p: PositiveMass | None = None
+    predictor_top_p: PositiveMass | None = None
     #: Whether the model reads a token of the text per frame, or all of it up front; refused where it has no choice.
     streaming_text: bool | None = None
     #: Most frames of speech (12.5 a second).
@@ -107,15 +103,7 @@ class VoiceFields(Body):
     @property
     def sampling(self) -> Sampling:
         """The sampling fields, for the engine."""
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            repetition_penalty=self.repetition_penalty,
-            predictor_temperature=self.predictor_temperature,
-            predictor_top_p=self.predictor_top_p,
-            predictor_top_k=self.predictor_top_k,
-        )
+        return Sampling(**self.model_dump(include=set(SamplingFields.model_fields)))
 
     @property
     def voice_name(self) -> str | None:

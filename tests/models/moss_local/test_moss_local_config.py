@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from tests.support import paths
+from tests.support.sampling import sampling_batch
 
 from hocket.errors import ConfigError
+from hocket.kernels.types.draw import DrawParams
 from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling.params import ResolvedSampling
 
 GOLDEN = paths.GOLDEN / "local_tiny"
 REMOVED = object()
@@ -153,9 +155,9 @@ def test_deeper_depth_and_unequal_codebooks(raw: dict[str, Any]) -> None:
     steps = torch.stack([talker.depth.step(x_BPD[:, k], k, cache) for k in range(12)], 1)
     torch.testing.assert_close(steps, talker.depth(x_BPD), rtol=1e-4, atol=1e-5)
 
-    ones_B, zeros_B = torch.ones(500), torch.zeros(500, dtype=torch.int64)
-    sampling = SamplingBatch(100 * ones_B, ones_B, zeros_B, 2 * ones_B, ones_B, torch.arange(500))
-    _, codes_BN = talker.frame(torch.randn(500, 64), sampling, zeros_B, torch.ones(500, 12, 64, dtype=torch.bool))
+    sampling = sampling_batch([ResolvedSampling(DrawParams(temperature=100.0, repetition_penalty=2.0))] * 500)
+    frame_B = torch.zeros(500, dtype=torch.int64)
+    _, codes_BN = talker.frame(torch.randn(500, 64), sampling, frame_B, torch.ones(500, 12, 64, dtype=torch.bool))
     for k, size in enumerate(sizes):
         assert 0.8 * size < codes_BN[:, k].max().item() < size
 

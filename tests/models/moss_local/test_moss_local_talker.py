@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.support import paths
+from tests.support.sampling import sampling_batch
 from torch import Tensor
 
 from hocket.checkpoint.weights import load_weights
 from hocket.kernels.reference.philox import uniforms
-from hocket.kernels.reference.sampling import DrawRules, draw
+from hocket.kernels.reference.sampling_numpy import draw_at
+from hocket.kernels.types.draw import DrawArgs, DrawParams
 from hocket.models.layers.kv_cache import KVPages, PagedBatch
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
 from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling.params import ResolvedSampling
 
 GOLDEN = paths.GOLDEN / "local_tiny"
 CASES = ("plain", "one_ref", "two_ref", "continuation", "fields")
@@ -86,15 +89,10 @@ class Pages:
         return keys, values
 
 
-def sampling_batch(rows: int, repetition_penalty: float = 1.0, temperature: float = 0.0) -> SamplingBatch:
-    return SamplingBatch(
-        temperature_B=torch.full((rows,), temperature),
-        top_p_B=torch.full((rows,), 0.8),
-        top_k_B=torch.full((rows,), 25),
-        repetition_penalty_B=torch.full((rows,), repetition_penalty),
-        stop_temperature_B=torch.ones(rows),
-        seed_B=torch.arange(rows) + 7,
-    )
+def alike(rows: int, repetition_penalty: float = 1.0, temperature: float = 0.0) -> SamplingBatch:
+    """The same parameters in all rows."""
+    codes = DrawParams(temperature, 0.8, 25, repetition_penalty)
+    return sampling_batch([ResolvedSampling(codes)] * rows, first_seed=7)
 
 
 def slot_of(talker: MossLocalTalker) -> Tensor:
@@ -179,13 +177,13 @@ def test_greedy_frames_whatever_the_pages_and_chunks(
     talker: MossLocalTalker, golden: dict[str, Tensor], case: str, page_rows: int, chunk: int
 ) -> None:
     prompts = [golden[f"{case}/input_ids"]]
-    frames = generate(talker, prompts, sampling_batch(1), page_rows=page_rows, chunk=chunk)
+    frames = generate(talker, prompts, alike(1), page_rows=page_rows, chunk=chunk)
     assert torch.equal(frames[0], golden[f"{case}/greedy_frames"])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_frames_with_a_repetition_penalty(talker: MossLocalTalker, golden: dict[str, Tensor], case: str) -> None:
-    frames = generate(talker, [golden[f"{case}/input_ids"]], sampling_batch(1, repetition_penalty=1.5), max_frames=12)
+    frames = generate(talker, [golden[f"{case}/input_ids"]], alike(1, repetition_penalty=1.5), max_frames=12)
     wanted = golden[f"{case}/greedy_frames_reppen1.5"]
     assert torch.equal(frames[0], wanted)
     assert not torch.equal(wanted, golden[f"{case}/greedy_frames"][: len(wanted)])  # the penalty matters here
@@ -196,7 +194,7 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(
     talker: MossLocalTalker, golden: dict[str, Tensor], chunk: int
 ) -> None:
     prompts = [golden[f"{case}/input_ids"] for case in CASES]
-    frames = generate(talker, prompts, sampling_batch(len(CASES)), chunk=chunk)
+    frames = generate(talker, prompts, alike(len(CASES)), chunk=chunk)
     for case, frames_FN in zip(CASES, frames, strict=True):
         assert torch.equal(frames_FN, golden[f"{case}/greedy_frames"])
 
@@ -204,7 +202,7 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(
 def test_the_official_left_padded_batch(talker: MossLocalTalker, golden: dict[str, Tensor]) -> None:
     masks = golden["batch/attention_mask"].bool()
     prompts = [rows[mask] for rows, mask in zip(golden["batch/input_ids"], masks, strict=True)]
-    for b, frames_FN in enumerate(generate(talker, prompts, sampling_batch(2))):
+    for b, frames_FN in enumerate(generate(talker, prompts, alike(2))):
         output = golden[f"batch/output_rows_{b}"]
         generated = output[output[:, 0] == talker.config.audio_assistant_slot_token_id, 1:]
         assert torch.equal(frames_FN, generated)
@@ -286,17 +284,22 @@ def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
     generator = torch.Generator().manual_seed(3)
     hidden_BD = 4 * torch.randn(rows, talker.config.hidden_size, generator=generator)
     seen_BNV = torch.rand(rows, n_vq, 64, generator=generator) < 0.5
-    sampling = SamplingBatch(
-        temperature_B=torch.tensor([0.0, 0.7, 1.0, 1.7, 3.0, 1.7]),
-        top_p_B=torch.tensor([1.0, 0.8, 1.0, 0.5, 0.95, 0.8]),
-        top_k_B=torch.tensor([0, 25, 3, 0, 50, 25]),
-        repetition_penalty_B=torch.tensor([1.0, 1.0, 1.5, 2.0, 1.0, 1.1]),
-        stop_temperature_B=torch.tensor([9.0, 1.0, 4.0, 0.3, 1.0, 6.0]),
-        seed_B=torch.arange(rows),
+    codes = [
+        DrawParams(0.0, 1.0, 0, 1.0),
+        DrawParams(0.7, 0.8, 25, 1.0),
+        DrawParams(1.0, 1.0, 3, 1.5),
+        DrawParams(1.7, 0.5, 0, 2.0),
+        DrawParams(3.0, 0.95, 50, 1.0),
+        DrawParams(1.7, 0.8, 25, 1.1),
+    ]
+    stop_temperatures = [9.0, 1.0, 4.0, 0.3, 1.0, 6.0]
+    sampling = sampling_batch(
+        [ResolvedSampling(row, stop_temperature=stop) for row, stop in zip(codes, stop_temperatures, strict=True)]
     )
-    stop_temperature_B = sampling.stop_temperature_B.clone()
-    stop_temperature_B[0] = 0.0  # greedy codes, greedy decision
+    code_args = DrawArgs(*(torch.tensor(column) for column in zip(*map(astuple, codes), strict=True)))
     ones_B, zeros_B = torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
+    # Greedy codes, greedy decision.
+    stop_args = DrawArgs(torch.tensor([0.0, *stop_temperatures[1:]]), ones_B, zeros_B, ones_B)
     stops: list[Tensor] = []
     for frame in range(20):
         frame_B = torch.arange(rows) + frame
@@ -304,13 +307,11 @@ def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
         assert codes_BN.shape == (rows, n_vq)
         inputs_BND = torch.stack([hidden_BD, *(talker.codebook(k)[codes_BN[:, k]] for k in range(n_vq - 1))], 1)
         y_BND, u_BK = talker.depth(inputs_BND), uniforms(sampling.seed_B, frame_B, n_vq + 1)
-        cuts = sampling.temperature_B, sampling.top_p_B, sampling.top_k_B, sampling.repetition_penalty_B
         for k in range(n_vq):
             logits_BV = talker.code_logits(y_BND[:, k], k)
-            assert torch.equal(codes_BN[:, k], draw(logits_BV, u_BK[:, k], DrawRules.of(*cuts), seen_BNV[:, k]))
+            assert torch.equal(codes_BN[:, k], draw_at(logits_BV, code_args, u_BK[:, k], seen_BNV[:, k]))
         logits_B2 = talker.stop_logits(y_BND[:, 0])
-        stop_rules = DrawRules.of(stop_temperature_B, ones_B, zeros_B, ones_B)
-        decision_B = draw(logits_B2, u_BK[:, n_vq], stop_rules, None)
+        decision_B = draw_at(logits_B2, stop_args, u_BK[:, n_vq])
         assert torch.equal(stop_B, decision_B == 1)
         stops.append(stop_B)
     assert 0 < torch.stack(stops).float().mean() < 1
@@ -318,10 +319,10 @@ def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
 
 def test_a_drawn_frame_does_not_depend_on_the_other_rows(talker: MossLocalTalker) -> None:
     hidden_BD = torch.randn(4, talker.config.hidden_size, generator=torch.Generator().manual_seed(3))
-    sampling, frame_B = sampling_batch(4, temperature=1.7), torch.tensor([0, 3, 3, 9])
+    sampling, frame_B = alike(4, temperature=1.7), torch.tensor([0, 3, 3, 9])
     stop_B, codes_BN = talker.frame(hidden_BD, sampling, frame_B, None)
     order = torch.tensor([2, 0])
-    fewer = replace(sampling_batch(2, temperature=1.7), seed_B=sampling.seed_B[order])
+    fewer = replace(alike(2, temperature=1.7), seed_B=sampling.seed_B[order])
     stop_2, codes_2N = talker.frame(hidden_BD[order], fewer, frame_B[order], None)
     assert torch.equal(stop_2, stop_B[order])
     assert torch.equal(codes_2N, codes_BN[order])
@@ -332,10 +333,10 @@ def test_the_stop_decision_follows_its_own_temperature(talker: MossLocalTalker, 
     rows = 4000
     hidden_BD = golden["plain/step_hidden"][:1].expand(rows, -1)
     probability = golden["plain/step_binary"][0].softmax(-1)[1].item()
-    sampled = sampling_batch(rows, temperature=1.0)
+    sampled = alike(rows, temperature=1.0)
     stop_B, _ = talker.frame(hidden_BD, sampled, torch.zeros(rows, dtype=torch.int64), None)
     assert abs(stop_B.float().mean().item() - probability) < 4 * (probability * (1 - probability) / rows) ** 0.5
-    greedy_B, _ = talker.frame(hidden_BD[:50], sampling_batch(50), torch.arange(50), None)
+    greedy_B, _ = talker.frame(hidden_BD[:50], alike(50), torch.arange(50), None)
     assert not greedy_B.any()
 
 

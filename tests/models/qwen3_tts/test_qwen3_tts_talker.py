@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -19,11 +19,14 @@ from tests.support.qwen3_tts_helpers import (
     greedy,
     speak,
 )
+from tests.support.sampling import sampling_batch
 from torch import Tensor
 
 from hocket.kernels.reference.philox import uniforms
-from hocket.kernels.reference.sampling import DrawRules, draw, probabilities
-from hocket.models.sampling.batch import PredictorSamplingBatch, SamplingBatch
+from hocket.kernels.reference.sampling import probabilities
+from hocket.kernels.reference.sampling_numpy import draw_at
+from hocket.kernels.types.draw import DrawArgs, DrawParams
+from hocket.models.sampling.params import ResolvedSampling
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
 
@@ -120,14 +123,14 @@ def test_sampling_filters() -> None:
         raw_BV, wanted_BV = (tensors[f"talker/{step}/{name}"] for name in ("raw", "processed"))
         seen_BV = torch.zeros(1, codes + 1, dtype=torch.bool)
         seen_BV[0, tensors[f"talker/{step}/history"][0]] = True
-        allowed_BV = talker.allowed(raw_BV, torch.tensor([step]), None)
-        got_BV = probabilities(allowed_BV, DrawRules.of(*cuts, torch.tensor([1.05])), seen_BV)
+        allowed_BV = talker.allowed(raw_BV, torch.tensor([step]), torch.tensor([0]))
+        got_BV = probabilities(allowed_BV, DrawArgs(*cuts, torch.tensor([1.05])), seen_BV)
         kept_BV = wanted_BV.softmax(1)
         assert torch.allclose(got_BV, torch.cat([kept_BV[:, :codes], kept_BV[:, eos : eos + 1]], 1), atol=1e-6)
         assert torch.equal(got_BV[0, -1] > 0, wanted_BV[0, eos].isfinite())
     for step in range(15):
         raw_BV, wanted_BV = (tensors[f"predictor/{step}/{name}"] for name in ("raw", "processed"))
-        got_BV = probabilities(raw_BV, DrawRules.of(*cuts, torch.ones(1)), None)
+        got_BV = probabilities(raw_BV, DrawArgs(*cuts, torch.ones(1)))
         assert torch.allclose(got_BV, wanted_BV.softmax(1), atol=1e-6)
 
 
@@ -139,31 +142,39 @@ def test_a_frame_is_its_draws_one_by_one() -> None:
     generator = torch.Generator().manual_seed(3)
     hidden_BD = 4 * torch.randn(rows, config.hidden_size, generator=generator)
     seen_BNV = torch.rand(rows, config.n_vq, 64, generator=generator) < 0.5
-    sampling = SamplingBatch(
-        temperature_B=torch.tensor([0.0, 0.7, 1.0, 1.7, 3.0, 0.9]),
-        top_p_B=torch.tensor([1.0, 0.8, 1.0, 0.5, 0.95, 1.0]),
-        top_k_B=torch.tensor([0, 25, 3, 0, 50, 50]),
-        repetition_penalty_B=torch.tensor([1.0, 1.0, 1.5, 2.0, 1.05, 1.1]),
-        stop_temperature_B=torch.ones(rows),
-        seed_B=torch.arange(rows),
-        min_frames_B=torch.tensor([0, 0, 9, 9, 2, 0]),
-        predictor=PredictorSamplingBatch(
-            temperature_B=torch.tensor([0.9, 0.0, 0.5, 1.7, 3.0, 0.9]),
-            top_p_B=torch.tensor([1.0, 0.7, 0.9, 1.0, 0.5, 1.0]),
-            top_k_B=torch.tensor([50, 0, 7, 0, 10, 50]),
-        ),
+    firsts = [
+        DrawParams(0.0, 1.0, 0, 1.0),
+        DrawParams(0.7, 0.8, 25, 1.0),
+        DrawParams(1.0, 1.0, 3, 1.5),
+        DrawParams(1.7, 0.5, 0, 2.0),
+        DrawParams(3.0, 0.95, 50, 1.05),
+        DrawParams(0.9, 1.0, 50, 1.1),
+    ]
+    others = [
+        DrawParams(0.9, 1.0, 50),
+        DrawParams(0.0, 0.7, 0),
+        DrawParams(0.5, 0.9, 7),
+        DrawParams(1.7, 1.0, 0),
+        DrawParams(3.0, 0.5, 10),
+        DrawParams(0.9, 1.0, 50),
+    ]
+    sampling = sampling_batch(
+        [ResolvedSampling(first, other) for first, other in zip(firsts, others, strict=True)],
+        min_frames=[0, 0, 9, 9, 2, 0],
     )
-    others = sampling.predictor
-    assert others is not None
+    first_args, other_args = (
+        DrawArgs(*(torch.tensor(column) for column in zip(*map(astuple, params), strict=True)))
+        for params in (firsts, others)
+    )
     stops: list[Tensor] = []
     for frame in range(40):
         frame_B = torch.arange(rows) + frame
         stop_B, codes_BN = talker.frame(hidden_BD, sampling, frame_B, seen_BNV)
         u_BK = uniforms(sampling.seed_B, frame_B, config.n_vq)
-        first_B = draw(
+        first_B = draw_at(
             talker.allowed(talker.code_head(hidden_BD), frame_B, sampling.min_frames_B),
+            first_args,
             u_BK[:, 0],
-            DrawRules.of(sampling.temperature_B, sampling.top_p_B, sampling.top_k_B, sampling.repetition_penalty_B),
             torch.cat([seen_BNV[:, 0], torch.zeros(rows, 1, dtype=torch.bool)], 1),
         )
         assert torch.equal(stop_B, first_B == 64)
@@ -171,8 +182,8 @@ def test_a_frame_is_its_draws_one_by_one() -> None:
         inputs = [hidden_BD, talker.codec_embedding(codes_BN[:, 0])]
         y_BPD = talker.predictor(torch.cat([torch.stack(inputs, 1), talker.predictor.embed(codes_BN[:, 1:-1])], 1))
         for k in range(1, config.n_vq):
-            rules = DrawRules.of(others.temperature_B, others.top_p_B, others.top_k_B, torch.ones(rows))
-            assert torch.equal(codes_BN[:, k], draw(talker.predictor.logits(y_BPD[:, k], k), u_BK[:, k], rules, None))
+            logits_BV = talker.predictor.logits(y_BPD[:, k], k)
+            assert torch.equal(codes_BN[:, k], draw_at(logits_BV, other_args, u_BK[:, k]))
         stops.append(stop_B)
     stopped_FB = torch.stack(stops)
     assert 0.05 < stopped_FB.float().mean() < 0.95
@@ -183,10 +194,10 @@ def test_a_frame_is_its_draws_one_by_one() -> None:
 def test_without_parameters_of_its_own_the_predictor_draws_as_code_0_is_drawn() -> None:
     talker = checkpoint("custom_0b6").talker
     hidden_BD = torch.randn(3, talker.config.hidden_size, generator=torch.Generator().manual_seed(3))
-    plain = replace(greedy(3, 1.0), temperature_B=torch.tensor([0.5, 1.0, 2.0]))
-    alike = PredictorSamplingBatch(plain.temperature_B, plain.top_p_B, plain.top_k_B)
+    codes = [DrawParams(temperature, 1.0, 50) for temperature in (0.5, 1.0, 2.0)]
     one, other = (
-        talker.frame(hidden_BD, batch, torch.arange(3), None) for batch in (plain, replace(plain, predictor=alike))
+        talker.frame(hidden_BD, sampling_batch(rows), torch.arange(3), None)
+        for rows in ([ResolvedSampling(row) for row in codes], [ResolvedSampling(row, row) for row in codes])
     )
     assert torch.equal(one[1], other[1])
 

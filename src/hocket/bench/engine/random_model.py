@@ -25,6 +25,7 @@ from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.qwen3_codec.codec import Qwen3Codec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.models.qwen3_tts.family import QWEN3_TTS_SAMPLING
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import (
     codec_folder,
@@ -35,18 +36,9 @@ from hocket.models.registry import (
     plan_talker,
     talker_plan,
 )
-from hocket.models.sampling.params import PredictorSampling, ResolvedSampling
 
 #: Dimensions that ship with the package.
 NAMED = ("moss-tts-local-v1.5", "qwen3-tts-1.7b", "qwen3-tts-0.6b")
-#: As the authors of Qwen3-TTS call it (spec/qwen3 7).
-_QWEN3_TTS_SAMPLING = ResolvedSampling(
-    temperature=0.9,
-    top_p=1.0,
-    top_k=50,
-    repetition_penalty=1.05,
-    predictor=PredictorSampling(temperature=0.9, top_p=1.0, top_k=50),
-)
 _SCALE = 0.02
 #: What residual branches of the codecs are scaled by when training begins.
 _LAYER_SCALE = 0.01
@@ -57,7 +49,7 @@ def _moss_local(config: MossLocalConfig) -> LoadedTalker:
 
 
 def _qwen3_tts(config: Qwen3TtsConfig) -> LoadedTalker:
-    return LoadedTalker(Qwen3TtsTalker(config), workload_prompt(config), _QWEN3_TTS_SAMPLING)
+    return LoadedTalker(Qwen3TtsTalker(config), workload_prompt(config), QWEN3_TTS_SAMPLING)
 
 
 #: By configuration: each family's modules.

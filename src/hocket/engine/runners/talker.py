@@ -18,9 +18,10 @@ from torch import Tensor
 from hocket.core import PromptRows
 from hocket.engine.runners.device import CopyLane, HostCopy, Launcher, batch_sizes, bits_of, floats_of
 from hocket.engine.runners.padding import Piece, cut, frame_batch, piece_batch
-from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingRows
+from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingState
 from hocket.engine.scheduling.memory import SCRATCH_PAGE
 from hocket.engine.scheduling.request import FrameBatch, PrefillItem
+from hocket.kernels.types.draw import DrawParams
 from hocket.models.family import Talker
 from hocket.models.layers.kv_cache import KVPages, PagedBatch
 from hocket.models.sampling.params import ResolvedSampling
@@ -35,8 +36,8 @@ MAX_PREFILL_ROWS = 2048
 #: those of the frames are, since both are many rows of one matrix.
 JOINED_PAGE_ROWS = (64, 128, 192, 256, 320, 384, 512, 768, 1024)
 
-#: Of the row that padding reads.
-_ANY_SAMPLING = ResolvedSampling(temperature=1.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
+#: Sampling parameters of the scratch row.
+_ANY_SAMPLING = ResolvedSampling(DrawParams())
 
 PageTable = NDArray[np.int32]
 
@@ -91,7 +92,7 @@ class TalkerRunner:
 
         self._hidden_RD = per_row(config.hidden_size, dtype=self._dtype)
         self._seen_RNV = per_row(config.n_vq, max(config.audio_codebook_sizes), dtype=torch.bool)
-        self._sampling = SamplingRows(rows + 1, self._device)
+        self._sampling = SamplingState(rows + 1, self._device)
         self._voice_RD = per_row(config.voice_size, dtype=self._dtype)
         #: Text ids that accompany the frames.
         self._texts_RF = per_row(max_frames, dtype=torch.int32)

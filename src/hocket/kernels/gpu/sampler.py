@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.reference.philox import UNIFORM_BITS
+from hocket.kernels.reference.philox import UNIFORM_BITS, FrameNoise
+from hocket.kernels.types.draw import DrawArgs
 
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
@@ -136,9 +137,9 @@ def _draw_kernel(
     top_p_ptr,
     top_k_ptr,
     penalty_ptr,
-    seen_ptr,
     seed_ptr,
     frame_ptr,
+    seen_ptr,
     slot,
     table_ptr,
     logits_stride,
@@ -181,61 +182,30 @@ def _draw_kernel(
             tl.store(embedding_ptr + row * D + channels, x, mask=channels < D)
 
 
-def draw(
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    top_k_B: Tensor,
-    penalty_B: Tensor | None,
-    seen_BV: Tensor | None,
-    seed_B: Tensor,
-    frame_B: Tensor,
-    slot: int,
-) -> Tensor:
+def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None) -> Tensor:
     """`reference.draw`, to the precision of float32: a uniform within 1e-5 of a code's edge may give its neighbour."""
-    return _launch(logits_BV, temperature_B, top_p_B, top_k_B, penalty_B, seen_BV, seed_B, frame_B, slot, None)[0]
+    return _launch(logits_BV, args, noise, slot, None, seen_BV)[0]
 
 
 def draw_and_embed(
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    top_k_B: Tensor,
-    penalty_B: Tensor | None,
-    seen_BV: Tensor | None,
-    seed_B: Tensor,
-    frame_B: Tensor,
-    slot: int,
-    table_VD: Tensor,
+    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor, seen_BV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`draw`, int64 [B], and the codes' rows [B, D] of `table_VD`."""
-    code_B, x_BD = _launch(
-        logits_BV, temperature_B, top_p_B, top_k_B, penalty_B, seen_BV, seed_B, frame_B, slot, table_VD
-    )
+    code_B, x_BD = _launch(logits_BV, args, noise, slot, table_VD, seen_BV)
     assert x_BD is not None
     return code_B, x_BD
 
 
 def _launch(
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    top_k_B: Tensor,
-    penalty_B: Tensor | None,
-    seen_BV: Tensor | None,
-    seed_B: Tensor,
-    frame_B: Tensor,
-    slot: int,
-    table_VD: Tensor | None,
+    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor | None, seen_BV: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     rows, codes = logits_BV.shape
     if codes > _MAX_CODES:
         raise ValueError(
             f"drawing from {codes} codes: the kernel holds at most {_MAX_CODES}; draw with `reference.draw`"
         )
-    if (penalty_B is None) != (seen_BV is None):
-        raise ValueError("a repetition penalty and the codes seen are given together")
-    vectors = (temperature_B, top_p_B, top_k_B, penalty_B, seed_B, frame_B)
+    penalty_B = None if seen_BV is None else args.repetition_penalty_B
+    vectors = (args.temperature_B, args.top_p_B, args.top_k_B, penalty_B, noise.seed_B, noise.frame_B)
     if not all(vector_B is None or vector_B.is_contiguous() for vector_B in vectors):
         raise ValueError("the parameters of rows must be contiguous vectors: call .contiguous() on them once a batch")
     if any(matrix is not None and matrix.stride(-1) != 1 for matrix in (logits_BV, seen_BV, table_VD)):
@@ -248,13 +218,8 @@ def _launch(
         code_B,
         x_BD,
         logits_BV,
-        temperature_B,
-        top_p_B,
-        top_k_B,
-        penalty_B,
+        *vectors,
         None if seen_BV is None else seen_BV.view(torch.uint8),
-        seed_B,
-        frame_B,
         slot,
         table_VD,
         logits_BV.stride(0),

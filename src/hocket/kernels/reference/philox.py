@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -48,3 +51,22 @@ def uniforms(seed_B: Tensor, frame_B: Tensor, slots: int) -> Tensor:
     key_2B1 = torch.stack((seed_B & _WORD, (seed_B >> 32) & _WORD)).unsqueeze(2)
     word_BK = philox4x32(counter_4BK, key_2B1)[0]
     return (word_BK >> (32 - UNIFORM_BITS)).to(torch.float32) * 2.0**-UNIFORM_BITS
+
+
+@dataclass(frozen=True, eq=False)
+class FrameNoise:
+    """The noise of one frame of B rows, in which each draw has a slot of its own."""
+
+    #: int64 [B], 0 .. 2**63 - 1
+    seed_B: Tensor
+    #: int64 [B]
+    frame_B: Tensor
+    slots: int
+
+    def uniform(self, slot: int) -> Tensor:
+        """float32 [B] in [0, 1): the noise of one draw. Kernels compute it from seed, frame and slot instead."""
+        return self._uniforms[:, slot]
+
+    @cached_property
+    def _uniforms(self) -> Tensor:
+        return uniforms(self.seed_B, self.frame_B, self.slots)

@@ -1,4 +1,4 @@
-"""The draw of `sampling.py` on a CPU, in NumPy.
+"""The draws of `reference/sampling.py` as a CPU makes them, in NumPy: one distribution, to float32's precision.
 
 A draw is some thirty small operations and one sort, and a frame has a dozen draws: NumPy starts an operation in a third
 of the time and sorts a row an order of magnitude faster than PyTorch, which spent a quarter of a small model's frame.
@@ -9,10 +9,14 @@ columns its neighbours need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
+
+from hocket.kernels.reference.philox import UNIFORM_BITS, FrameNoise
+from hocket.kernels.types.draw import DrawArgs, HostArgs
 
 _FINITE = np.finfo(np.float32)
 #: Low half of a sort key: the code.
@@ -25,53 +29,56 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostRules:
-    """`DrawRules` as NumPy sees them."""
-
-    #: float64 [B, 1], float64 [B, 1], int64 [B] and float32 [B, 1].
-    temperature_B1: NDArray[np.float64]
-    top_p_B1: NDArray[np.float64]
-    top_k_B: Integers
-    penalty_B1: Floats
-    #: int64 [B, 1]: 0 .. B - 1.
-    rows_B1: Integers
-    largest_top_k: int
+def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None) -> Tensor:
+    """`reference.sampling.draw`."""
+    return draw_at(logits_BV, args, noise.uniform(slot), seen_BV)
 
 
-def draw_on_host(
-    logits_BV: Floats, u_B: Floats, uniform_bits: int, rules: HostRules, seen_BV: NDArray[np.bool_] | None
-) -> Integers:
-    """int64 [B], as `sampling.draw` says; `u_B` are multiples of 2**-uniform_bits."""
-    score_BC, code_BC, kth_B1 = _best(_scores(logits_BV, rules, seen_BV), rules)
+def draw_and_embed(
+    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor, seen_BV: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`reference.sampling.draw_and_embed`."""
+    code_B = draw_at(logits_BV, args, noise.uniform(slot), seen_BV)
+    return code_B, F.embedding(code_B, table_VD)
+
+
+def draw_at(logits_BV: Tensor, args: DrawArgs, u_B: Tensor, seen_BV: Tensor | None = None) -> Tensor:
+    """`reference.sampling.draw_at`."""
+    logits, seen = logits_BV.detach().float().numpy(), None if seen_BV is None else seen_BV.numpy()
+    return torch.from_numpy(_codes(logits, args.host, u_B.numpy(), seen))
+
+
+def _codes(logits_BV: Floats, args: HostArgs, u_B: Floats, seen_BV: NDArray[np.bool_] | None) -> Integers:
+    score_BC, code_BC, kth_B1 = _best(_scores(logits_BV, args, seen_BV), args)
     # In float64, where no score over no temperature overflows.
-    mass_BC = np.exp((score_BC - score_BC[:, :1]) / rules.temperature_B1)
+    mass_BC = np.exp((score_BC - score_BC[:, :1]) / args.temperature_B1)
     mass_BC[score_BC < kth_B1] = 0.0
     before_BC = mass_BC.cumsum(1)
-    mass_BC[:, 1:][before_BC[:, :-1] > rules.top_p_B1 * before_BC[:, -1:]] = 0.0
-    # In vocabulary order, and in integers of 2**-32, as there.
+    mass_BC[:, 1:][before_BC[:, :-1] > args.top_p_B1 * before_BC[:, -1:]] = 0.0
+    # In vocabulary order, and in integers of 2**-32, as the reference does.
     order_BC = code_BC.argsort(1)
     scale_B1 = 2.0**32 / mass_BC.cumsum(1)[:, -1:]
-    cumulative_BC = (mass_BC[rules.rows_B1, order_BC] * scale_B1).astype(np.int64).cumsum(1)
-    u_fixed_B = (u_B * 2.0**uniform_bits).astype(np.int64)
-    target_B = (u_fixed_B * cumulative_BC[:, -1]) >> uniform_bits
+    cumulative_BC = (mass_BC[args.rows_B1, order_BC] * scale_B1).astype(np.int64).cumsum(1)
+    u_fixed_B = (u_B * 2.0**UNIFORM_BITS).astype(np.int64)
+    target_B = (u_fixed_B * cumulative_BC[:, -1]) >> UNIFORM_BITS
     place_B = (cumulative_BC <= target_B[:, None]).sum(1)
-    rows_B = rules.rows_B1[:, 0]
+    rows_B = args.rows_B1[:, 0]
     chosen: Integers = code_BC[rows_B, order_BC[rows_B, place_B]]
     return chosen
 
 
-def _scores(logits_BV: Floats, rules: HostRules, seen_BV: NDArray[np.bool_] | None) -> Floats:
+def _scores(logits_BV: Floats, args: HostArgs, seen_BV: NDArray[np.bool_] | None) -> Floats:
     """Penalised logits, all finite, without a negative zero."""
     if seen_BV is not None:
+        penalty_B1 = args.repetition_penalty_B1
         with np.errstate(over="ignore"):
-            penalised_BV = np.where(logits_BV < 0, logits_BV * rules.penalty_B1, logits_BV / rules.penalty_B1)
+            penalised_BV = np.where(logits_BV < 0, logits_BV * penalty_B1, logits_BV / penalty_B1)
         logits_BV = np.where(seen_BV, penalised_BV, logits_BV)
     # Of a NaN and a number, fmax takes the number.
     return np.minimum(np.fmax(logits_BV, _FINITE.min), _FINITE.max) + np.float32(0)
 
 
-def _best(scores_BV: Floats, rules: HostRules) -> tuple[NDArray[np.float64], Integers, NDArray[np.float64]]:
+def _best(scores_BV: Floats, args: HostArgs) -> tuple[NDArray[np.float64], Integers, NDArray[np.float64]]:
     """Scores and codes [B, C] in falling order, of equal ones the lower code first, and the k-th best score [B, 1].
 
     C is enough for all codes that are not under the k-th.
@@ -82,16 +89,16 @@ def _best(scores_BV: Floats, rules: HostRules) -> tuple[NDArray[np.float64], Int
     bits_BV = scores_BV.view(np.int32)
     falling_BV = ~(bits_BV ^ ((bits_BV >> 31) & 0x7FFFFFFF))
     key_BV = (falling_BV.astype(np.int64) << _CODE_BITS) | np.arange(codes)
-    last_B = np.minimum(rules.top_k_B, codes) - 1
-    columns = min(codes, rules.largest_top_k + _ROOM_FOR_TIES)
+    last_B = np.minimum(args.top_k_B, codes) - 1
+    columns = min(codes, args.max_top_k + _ROOM_FOR_TIES)
     while True:
         if columns < codes:
             key_BV.partition(columns, 1)
         key_BC = key_BV[:, :columns]
         key_BC.sort(1)
         code_BC = key_BC & _CODE_MASK
-        score_BC = scores_BV[rules.rows_B1, code_BC].astype(np.float64)
-        kth_B1 = score_BC[rules.rows_B1, last_B[:, None]]
+        score_BC = scores_BV[args.rows_B1, code_BC].astype(np.float64)
+        kth_B1 = score_BC[args.rows_B1, last_B[:, None]]
         if columns == codes or bool((score_BC[:, -1:] < kth_B1).all()):
             return score_BC, code_BC, kth_B1
         columns = codes

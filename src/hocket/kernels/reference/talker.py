@@ -12,9 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels.reference.philox import uniforms
-from hocket.kernels.reference.sampling import DrawRules
-from hocket.kernels.reference.sampling import draw as draw_by_rules
 from hocket.kernels.types.scaled import Rows8, Scaled, plain
 
 # ---- matrix products
@@ -294,42 +291,3 @@ def depth_attention(
         qk_B2HK[:, 0].unsqueeze(2), keys_BHPK[:, :, :seen], values_BHPK[:, :, :seen]
     )
     return out_BH1K.flatten(1)
-
-
-# ---- drawing codes
-
-
-def draw(
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    top_k_B: Tensor,
-    penalty_B: Tensor | None,
-    seen_BV: Tensor | None,
-    seed_B: Tensor,
-    frame_B: Tensor,
-    slot: int,
-) -> Tensor:
-    """int64 [B]: a code of each row by `sampling.draw`, with the noise of (seed, frame, slot).
-
-    Parameters as in `SamplingBatch`. `penalty_B` and `seen_BV` (bool) are given together.
-    """
-    rules = DrawRules.of(temperature_B, top_p_B, top_k_B, torch.ones_like(top_p_B) if penalty_B is None else penalty_B)
-    return draw_by_rules(logits_BV, uniforms(seed_B, frame_B, slot + 1)[:, slot], rules, seen_BV)
-
-
-def draw_and_embed(
-    logits_BV: Tensor,
-    temperature_B: Tensor,
-    top_p_B: Tensor,
-    top_k_B: Tensor,
-    penalty_B: Tensor | None,
-    seen_BV: Tensor | None,
-    seed_B: Tensor,
-    frame_B: Tensor,
-    slot: int,
-    table_VD: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """`draw`, and the rows [B, D] of a table that the codes name."""
-    code_B = draw(logits_BV, temperature_B, top_p_B, top_k_B, penalty_B, seen_BV, seed_B, frame_B, slot)
-    return code_B, F.embedding(code_B, table_VD)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from hocket.checkpoint.weights import load_weights
+from hocket.kernels.types.draw import DrawParams
 from hocket.models.family import LoadedTalker, TalkerPlan
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.prompt import MossLocalPrompt
@@ -17,7 +18,7 @@ from hocket.models.sampling.params import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
 #: Recommended for audio codes by the model's authors (spec/moss 1.6).
-MOSS_LOCAL_SAMPLING = ResolvedSampling(temperature=1.7, top_p=0.8, top_k=25, repetition_penalty=1.0)
+MOSS_LOCAL_SAMPLING = ResolvedSampling(DrawParams(temperature=1.7, top_p=0.8, top_k=25))
 
 #: What the first part of a parameter's path is called in a report.
 _PARTS = {

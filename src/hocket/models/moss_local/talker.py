@@ -11,7 +11,6 @@ from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.depth import DepthTransformer
 from hocket.models.sampling.batch import SamplingBatch
-from hocket.models.sampling.frame import FrameDraws
 
 #: Rows of the stop head: 0 goes on, 1 ends the speech.
 STOP = 1
@@ -79,19 +78,19 @@ class MossLocalTalker(nn.Module):
         mean nothing: dropping them is the caller's, so that nothing here waits for the device.
         """
         config = self.config
-        draws = FrameDraws(sampling, frame_B, config.n_vq + 1)
+        noise = sampling.noise(frame_B, config.n_vq + 1)
         cache = self.depth.new_cache(hidden_BD.shape[0], hidden_BD.dtype, hidden_BD.device)
         y_BD = self.depth.step(hidden_BD, 0, cache)
-        stop_B = draws.stop(self.stop_logits(y_BD), config.n_vq) == STOP
-        if sampling.min_frames_B is not None:
-            # Between two choices, taking the stop back is the same as masking its logit.
-            stop_B = stop_B & (frame_B >= sampling.min_frames_B)
+        stop_B = ops.draw(self.stop_logits(y_BD), sampling.stop, noise, config.n_vq) == STOP
+        # Between two choices, taking the stop back is the same as masking its logit.
+        stop_B = stop_B & (frame_B >= sampling.min_frames_B)
         codes: list[Tensor] = []
         x_BD = hidden_BD
         for k, size in enumerate(config.audio_codebook_sizes):
             if k > 0:
                 y_BD = self.depth.step(x_BD, k, cache)
             seen_BV = None if seen_BNV is None else seen_BNV[:, k, :size]
-            code_B, x_BD = draws.code_and_row(self.code_logits(y_BD, k), k, seen_BV, self.codebook(k))
+            logits_BV = self.code_logits(y_BD, k)
+            code_B, x_BD = ops.draw_and_embed(logits_BV, sampling.codes, noise, k, self.codebook(k), seen_BV)
             codes.append(code_B)
         return stop_B, torch.stack(codes, -1)

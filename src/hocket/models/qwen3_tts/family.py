@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from torch import nn
 
-from hocket.checkpoint.config_file import Section, config_error
+from hocket.checkpoint.config_file import config_error
 from hocket.checkpoint.weights import WeightEntry, load_weights
+from hocket.core import SamplingFields
 from hocket.errors import CheckpointError, ConfigError
+from hocket.kernels.types.draw import DrawParams
 from hocket.models.family import LoadedTalker, TalkerPlan
 from hocket.models.qwen3_codec.speaker import SpeakerConfig, SpeakerEncoder, speaker_weight_table
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
-from hocket.models.sampling.params import PredictorSampling, ResolvedSampling
+from hocket.models.sampling.params import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
 #: What the first part of a parameter's path is called in a report.
@@ -82,23 +85,29 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
     )
 
 
-class _GenerationFile(Section):
-    """`generation_config.json`; a default is the official call's own (spec/qwen3 7)."""
+#: The official call's own values, which `generation_config.json` overrides (spec/qwen3 7).
+QWEN3_TTS_SAMPLING = ResolvedSampling(
+    codes=DrawParams(temperature=0.9, top_k=50, repetition_penalty=1.05),
+    predictor=DrawParams(temperature=0.9, top_k=50),
+)
+
+
+def _official_name(field: str) -> str:
+    return field.replace("predictor_", "subtalker_")
+
+
+class _GenerationFile(SamplingFields):
+    """`generation_config.json`, whose names for the predictor begin with `subtalker_`."""
+
+    model_config = ConfigDict(extra="ignore", alias_generator=_official_name)
 
     do_sample: bool = True
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.9
-    top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 50
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.05
-    subtalker_dosample: bool = True
-    subtalker_temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.9
-    subtalker_top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] = 1.0
-    subtalker_top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    predictor_dosample: bool = True
     max_new_tokens: Annotated[int, Field(ge=2)] | None = None
 
 
 def recommended_sampling(folder: Path) -> ResolvedSampling:
-    """What `generation_config.json` recommends, and the authors where it says nothing.
+    """The values of `generation_config.json`, and the authors' where it says nothing.
 
     Raises ConfigError for a value out of range, CheckpointError for a file that cannot be read.
     """
@@ -110,18 +119,14 @@ def recommended_sampling(folder: Path) -> ResolvedSampling:
         raise config_error(error, path.name) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read as JSON; download the checkpoint again") from error
-    return ResolvedSampling(
-        temperature=file.temperature if file.do_sample else 0.0,
-        top_p=file.top_p,
-        top_k=file.top_k,
-        repetition_penalty=file.repetition_penalty,
+    sampling = QWEN3_TTS_SAMPLING.recommended(file)
+    assert sampling.predictor is not None
+    return replace(
+        sampling,
+        codes=sampling.codes if file.do_sample else replace(sampling.codes, temperature=0.0),
+        predictor=sampling.predictor if file.predictor_dosample else replace(sampling.predictor, temperature=0.0),
         # The last token gets no frame (spec/qwen3 5).
         max_frames=None if file.max_new_tokens is None else file.max_new_tokens - 1,
-        predictor=PredictorSampling(
-            temperature=file.subtalker_temperature if file.subtalker_dosample else 0.0,
-            top_p=file.subtalker_top_p,
-            top_k=file.subtalker_top_k,
-        ),
     )
 
 

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.kernels import ops
+from hocket.kernels.reference.philox import FrameNoise
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
 from hocket.models.qwen3_tts.predictor import CodePredictor
 from hocket.models.sampling.batch import SamplingBatch
-from hocket.models.sampling.frame import FrameDraws
 
 
 class Qwen3TtsTalker(nn.Module):
@@ -66,15 +67,15 @@ class Qwen3TtsTalker(nn.Module):
         first_B1D = self.codec_embedding(codes_BN[:, :1])
         return self.embed_text(text_B) + torch.cat([first_B1D, self.predictor.embed(codes_BN[:, 1:])], 1).sum(1)
 
-    def allowed(self, logits_BV: Tensor, frame_B: Tensor, min_frames_B: Tensor | None) -> Tensor:
+    def allowed(self, logits_BV: Tensor, frame_B: Tensor, min_frames_B: Tensor) -> Tensor:
         """Logits [B, V_0 + 1] of the first code and, last, of stopping; that one is -inf where it is too early to stop.
 
         Of the codec vocabulary's logits [B, V], those of the control ids are left out: none but the stop may be drawn
         (spec/qwen3 7).
         """
         codes = self.config.audio_codebook_sizes[0]
-        least_B = MIN_FRAMES if min_frames_B is None else min_frames_B.clamp(min=MIN_FRAMES)
-        stop_B = logits_BV[:, self.config.codec_eos_id].masked_fill(frame_B < least_B, -math.inf)
+        is_early_B = frame_B < min_frames_B.clamp(min=MIN_FRAMES)
+        stop_B = logits_BV[:, self.config.codec_eos_id].masked_fill(is_early_B, -math.inf)
         return torch.cat([logits_BV[:, :codes], stop_B[:, None]], 1)
 
     def frame(
@@ -87,30 +88,26 @@ class Qwen3TtsTalker(nn.Module):
         A row that stops gets codes too, which mean nothing.
         """
         config, predictor = self.config, self.predictor
-        draws = FrameDraws(sampling, frame_B, config.n_vq)
-        first_B, stop_B = self._first_code(hidden_BD, sampling, frame_B, draws, seen_BNV)
+        noise = sampling.noise(frame_B, config.n_vq)
+        first_B, stop_B = self._first_code(hidden_BD, sampling, noise, seen_BNV)
         kv = predictor.new_kv(len(hidden_BD))
         x_BTP = torch.stack([predictor.projection(hidden_BD), F.embedding(first_B, predictor.first_inputs)], 1)
         codes, position = [first_B], 0
         for k in range(1, config.n_vq):
             y_BTP = predictor.step(x_BTP, position, kv)
-            code_B, x_BP = draws.predicted_and_row(predictor.logits(y_BTP[:, -1], k), k, predictor.inputs(k))
+            logits_BV = predictor.logits(y_BTP[:, -1], k)
+            code_B, x_BP = ops.draw_and_embed(logits_BV, sampling.predicted, noise, k, predictor.inputs(k))
             codes.append(code_B)
             x_BTP, position = x_BP[:, None], k + 1
         return stop_B, torch.stack(codes, -1)
 
     def _first_code(
-        self,
-        hidden_BD: Tensor,
-        sampling: SamplingBatch,
-        frame_B: Tensor,
-        draws: FrameDraws,
-        seen_BNV: Tensor | None,
+        self, hidden_BD: Tensor, sampling: SamplingBatch, noise: FrameNoise, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """int64 [B], 0 where the row stops, and bool stop [B]."""
         codes = self.config.audio_codebook_sizes[0]
         seen_BV = None if seen_BNV is None else F.pad(seen_BNV[:, 0, :codes], (0, 1))
-        logits_BV = self.allowed(self.code_head(hidden_BD), frame_B, sampling.min_frames_B)
-        first_B = draws.code(logits_BV, 0, seen_BV)
+        logits_BV = self.allowed(self.code_head(hidden_BD), noise.frame_B, sampling.min_frames_B)
+        first_B = ops.draw(logits_BV, sampling.codes, noise, 0, seen_BV)
         stop_B = first_B == codes
         return first_B.masked_fill(stop_B, 0), stop_B

@@ -1,66 +1,70 @@
-"""Sampling parameters as a talker takes them: a family's recommendations, with a request's wishes over them."""
+"""Sampling parameters of one request: a family's recommendation, overridden by what the request gives."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from hocket.core import Sampling
+import numpy as np
+
+from hocket.core import Sampling, SamplingFields
 from hocket.errors import InvalidRequestError, Template
+from hocket.kernels.types.draw import DrawParams
 
-
-@dataclass(frozen=True, slots=True)
-class PredictorSampling:
-    """How the codes after the first are drawn, where they are drawn in a way of their own."""
-
-    temperature: float
-    top_p: float
-    top_k: int
+#: Begins the names of the fields that say how a predictor draws.
+_PREDICTOR = "predictor_"
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """Sampling parameters with the model's recommendations filled in; temperature 0 is greedy."""
+    """How one request draws its frames, nothing left open."""
 
-    temperature: float
-    top_p: float
-    top_k: int
-    repetition_penalty: float
+    #: For all codes, or for code 0 when a predictor draws the others.
+    codes: DrawParams
+    #: For the codes that a predictor draws; None: all codes are drawn alike.
+    predictor: DrawParams | None = None
+    #: Of the decision to stop; greedy codes make it greedy as well.
     stop_temperature: float = 1.0
-    #: None: all codes are drawn alike.
-    predictor: PredictorSampling | None = None
-    #: The most frames where a request does not say; None: the engine's limit alone.
+    #: Default cap on the frames of a request; None: the engine's limit alone.
     max_frames: int | None = None
 
-    def overridden_by(self, wish: Sampling) -> ResolvedSampling:
-        """These values, with every one that `wish` gives replaced by it.
+    @property
+    def predicted(self) -> DrawParams:
+        """For the codes after the first, whatever draws them."""
+        return self.predictor or self.codes
+
+    @property
+    def stop(self) -> DrawParams:
+        """For the decision to stop: nothing is cut off."""
+        # As float32, because that is where a temperature is 0 on the device.
+        return DrawParams(temperature=self.stop_temperature if np.float32(self.codes.temperature) > 0 else 0.0)
+
+    def recommended(self, file: SamplingFields) -> ResolvedSampling:
+        """These values, with each that a checkpoint's file gives replaced by it."""
+        return self._replaced(file.model_dump(include=set(SamplingFields.model_fields), exclude_none=True))
+
+    def overridden_by(self, request: Sampling) -> ResolvedSampling:
+        """These values, with each that `request` gives replaced by it. Greedy codes make a predictor greedy as well.
 
         Raises InvalidRequestError when it gives one that this family does not have.
         """
-        return ResolvedSampling(
-            temperature=self.temperature if wish.temperature is None else wish.temperature,
-            top_p=self.top_p if wish.top_p is None else wish.top_p,
-            top_k=self.top_k if wish.top_k is None else wish.top_k,
-            repetition_penalty=(
-                self.repetition_penalty if wish.repetition_penalty is None else wish.repetition_penalty
-            ),
-            stop_temperature=wish.stop_temperature,
-            predictor=self._predictor_overridden_by(wish),
-            max_frames=self.max_frames,
-        )
-
-    def _predictor_overridden_by(self, wish: Sampling) -> PredictorSampling | None:
+        given = request.model_dump(exclude_none=True)
         if self.predictor is None:
-            for name in ("predictor_temperature", "predictor_top_p", "predictor_top_k"):
-                if getattr(wish, name) is not None:
+            for name in given:
+                if name.startswith(_PREDICTOR):
                     raise InvalidRequestError(
                         Template("this model draws all codes alike, so it has no {param}; leave it out"), param=name
                     )
-            return None
-        temperature = wish.predictor_temperature
-        if temperature is None:
-            temperature = 0.0 if wish.temperature == 0.0 else self.predictor.temperature
-        return PredictorSampling(
-            temperature=temperature,
-            top_p=self.predictor.top_p if wish.predictor_top_p is None else wish.predictor_top_p,
-            top_k=self.predictor.top_k if wish.predictor_top_k is None else wish.predictor_top_k,
-        )
+        elif request.temperature == 0.0:
+            given.setdefault("predictor_temperature", 0.0)
+        return replace(self._replaced(given), stop_temperature=request.stop_temperature)
+
+    def _replaced(self, given: Mapping[str, Any]) -> ResolvedSampling:
+        predictor = None if self.predictor is None else _replaced(self.predictor, given, _PREDICTOR)
+        return replace(self, codes=_replaced(self.codes, given), predictor=predictor)
+
+
+def _replaced(params: DrawParams, given: Mapping[str, Any], prefix: str = "") -> DrawParams:
+    names = {field.name: prefix + field.name for field in fields(DrawParams)}
+    return replace(params, **{name: given[key] for name, key in names.items() if key in given})
