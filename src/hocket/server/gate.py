@@ -159,10 +159,9 @@ class Gate:
     async def _read(self, connection: HTTPConnection, receive: Receive) -> bytes | None:
         """The body, or None when the client has gone away. Raises ApiError."""
         most = self._settings.max_body_bytes
-        too_large = ApiError(413, f"the body is larger than {most} bytes, which is the most", code="body_too_large")
         announced = connection.headers.get("content-length", "")
         if announced.isdigit() and int(announced[:20]) > most:
-            raise too_large
+            raise _too_large(most)
         pieces: list[bytes] = []
         size = 0
         try:
@@ -174,7 +173,7 @@ class Gate:
                     pieces.append(message.get("body", b""))
                     size += len(pieces[-1])
                     if size > most:
-                        raise too_large
+                        raise _too_large(most)
                     if not message.get("more_body", False):
                         return b"".join(pieces)
         except TimeoutError:
@@ -229,6 +228,10 @@ class _Place:
     def held(self) -> AbstractContextManager[None]:
         """Entering it raises ApiError where there is none any more."""
         return nullcontext() if self._admission is None else self._admission.slot(self._caller, self._rows)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes} bytes, which is the most", code="body_too_large")
 
 
 def _given_key(connection: HTTPConnection) -> str:

@@ -1,16 +1,15 @@
-"""JSON bodies of requests, and how the OpenAPI document shows them."""
+"""How the OpenAPI document shows bodies that routes read themselves, and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from hocket.server.errors import ApiError
-from hocket.server.schemas import Body, read_json
+from hocket.server.schemas import Body
 
 #: What every route may answer besides.
 ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -68,12 +67,3 @@ def document_models(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-async def json_document(request: Request) -> dict[str, Any]:
-    """The object that a client sent. Raises ApiError, InvalidRequestError."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        what = f"is {media_type[:100]!r}" if media_type else "is missing"
-        raise ApiError(415, f"the header Content-Type {what}; send application/json", code="unsupported_media_type")
-    return read_json(await request.body())

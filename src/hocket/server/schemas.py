@@ -16,9 +16,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import ErrorDetails
+from starlette.requests import Request
 
 from hocket.core import MAX_SEED, Mass, Sampling, SamplingFields
 from hocket.errors import InvalidRequestError, Template, requirement
+from hocket.server.errors import ApiError
 from hocket.server.settings import ResponseFormat, ServerSettings
 
 #: Other names of fields, as in vLLM-Omni's speech API and in Qwen3-TTS, and ours.
@@ -199,6 +201,15 @@ def check_text(text: str) -> str:
     if not any(unicodedata.category(character).startswith(_SPOKEN_CATEGORIES) for character in text):
         raise ValueError("has no letter or digit, so there is nothing to speak; give at least one word")
     return text
+
+
+async def json_document(request: Request) -> dict[str, Any]:
+    """The object that a client sent. Raises ApiError, InvalidRequestError."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        what = f"is {media_type[:100]!r}" if media_type else "is missing"
+        raise ApiError(415, f"the header Content-Type {what}; send application/json", code="unsupported_media_type")
+    return read_json(await request.body())
 
 
 def read_json(raw: bytes) -> dict[str, Any]:

@@ -9,10 +9,26 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from hocket.config import EngineConfig, NonNegativeFloat, PositiveFloat, PositiveInt
 from hocket.core import StrictModel
-from hocket.server.speech.fetch import FetchPolicy
 from hocket.worker.messages import EngineSpec
 
 ResponseFormat = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
+
+
+class FetchPolicy(StrictModel):
+    """What may be opened for a request, and for how long."""
+
+    #: http: and https: at all.
+    allow_urls: bool = True
+    #: Also at addresses that are not public: loopback, private, link-local (the metadata services of clouds) ...
+    allow_private: bool = False
+    #: The folder in which `file:` URLs and paths may lie. None: no files.
+    files_folder: Path | None = None
+    #: Of the recording, in a file, a URI or an answer, unpacked.
+    max_bytes: PositiveInt = 64 * 2**20
+    connect_seconds: PositiveFloat = 5.0
+    #: From the resolution of the first host to the last byte.
+    total_seconds: PositiveFloat = 10.0
+    max_redirects: Annotated[int, Field(ge=0, le=20)] = 3
 
 
 class ServerSettings(StrictModel):

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import ReferenceAudioError
+from hocket.server.settings import FetchPolicy
 from hocket.server.speech import fetch
-from hocket.server.speech.fetch import FetchPolicy, fetch_reference, is_public
+from hocket.server.speech.fetch import fetch_reference, is_public
 
 AUDIO = b"RIFF" + bytes(range(256)) * 8
 LOCAL = FetchPolicy(allow_private=True, max_bytes=10_000, total_seconds=5.0)

@@ -1,4 +1,4 @@
-"""Many speeches in one request: each item succeeds or fails by itself."""
+"""`POST /v1/audio/speech/batch`: many texts in one request, each of which succeeds or fails by itself."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import zipfile
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.errors import error_fields
-from hocket.server.gate import Record
-from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, VoiceFields, read_body
-from hocket.server.services import Services
+from hocket.server.gate import Record, record_of
+from hocket.server.openapi import ERROR_ANSWERS, json_body
+from hocket.server.routes import PlainRoute
+from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, VoiceFields, json_document, read_body
+from hocket.server.services import Services, services_of
 from hocket.server.settings import ServerSettings
 from hocket.server.speech.encoders import EncodedAudio
 from hocket.server.speech.responses import Usage, speak_whole, usage_of
 from hocket.server.speech.synthesis import plan_speech
+
+router = APIRouter(route_class=PlainRoute)
 
 #: Fields that say how one answer is sent; a batch is sent whole.
 _NOT_IN_ITEMS = ("stream", "stream_format")
@@ -36,7 +40,20 @@ class _Spoken:
     suffix: str
 
 
-async def speak_batch(services: Services, body: BatchBody, document: dict[str, Any], record: Record) -> Response:
+@router.post(
+    "/v1/audio/speech/batch",
+    responses={200: {"description": "All items", "content": {"application/zip": {}}}, **ERROR_ANSWERS},
+    openapi_extra=json_body(BatchBody),
+)
+async def speech_batch(request: Request) -> Response:
+    """Speak many texts; each succeeds or fails by itself."""
+    services = services_of(request)
+    document = await json_document(request)
+    body = read_body(BatchBody, document, services.settings)
+    return await _speak_batch(services, body, document, record_of(request))
+
+
+async def _speak_batch(services: Services, body: BatchBody, document: dict[str, Any], record: Record) -> Response:
     """Every item, some at a time. Raises InvalidRequestError for what is wrong with all of it."""
     settings = services.settings
     if len(body.items) > settings.batch_items:

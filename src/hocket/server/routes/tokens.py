@@ -12,8 +12,8 @@ from pydantic import Field
 
 from hocket.audio.reference import prepare_audio
 from hocket.errors import AudioFileError, InvalidRequestError, ReferenceAudioError
-from hocket.server.openapi import ERROR_ANSWERS, json_body, json_document
-from hocket.server.schemas import Body, read_body
+from hocket.server.openapi import ERROR_ANSWERS, json_body
+from hocket.server.schemas import Body, json_document, read_body
 from hocket.server.services import services_of
 from hocket.server.settings import ResponseFormat
 from hocket.server.speech.encoders import encode_whole

@@ -19,38 +19,17 @@ import ssl
 import urllib.parse
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Annotated
 
 import httpx
-from pydantic import Field
 
-from hocket.config import PositiveFloat, PositiveInt
-from hocket.core import StrictModel
 from hocket.errors import ReferenceAudioError
+from hocket.server.settings import FetchPolicy
 
 #: The addresses of a host, resolved for a port, as text. Raises OSError.
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _MAX_URL_CHARACTERS = 8_192
 _MAX_SHOWN_CHARACTERS = 100
-
-
-class FetchPolicy(StrictModel):
-    """What may be opened for a request, and for how long."""
-
-    #: http: and https: at all.
-    allow_urls: bool = True
-    #: Also at addresses that are not public: loopback, private, link-local (the metadata services of clouds) ...
-    allow_private: bool = False
-    #: The folder in which `file:` URLs and paths may lie. None: no files.
-    files_folder: Path | None = None
-    #: Of the recording, in a file, a URI or an answer, unpacked.
-    max_bytes: PositiveInt = 64 * 2**20
-    connect_seconds: PositiveFloat = 5.0
-    #: From the resolution of the first host to the last byte.
-    total_seconds: PositiveFloat = 10.0
-    max_redirects: Annotated[int, Field(ge=0, le=20)] = 3
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:

@@ -1,0 +1,68 @@
+"""What runs here, and how it is: models, version, health and metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from hocket.server.openapi import ERROR_ANSWERS
+from hocket.server.routes import PlainRoute
+from hocket.server.services import services_of
+
+router = APIRouter(route_class=PlainRoute)
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> JSONResponse:
+    """The one model that is served, in OpenAI's list."""
+    entry = {"id": services_of(request).model_name, "object": "model", "created": 0, "owned_by": "hocket"}
+    return JSONResponse({"object": "list", "data": [entry]})
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health", responses=ERROR_ANSWERS)
+async def health(request: Request) -> JSONResponse:
+    """200 while speech is served; otherwise 503, and `status` says why."""
+    services = services_of(request)
+    state = services.state
+    rows = services.client.info.rows if state in ("ready", "draining") else 0
+    document = {
+        "status": state,
+        "live": True,
+        "ready": state == "ready",
+        "draining": state == "draining",
+        "rows": rows,
+        "speaking": min(rows, services.admission.open),
+        "waiting": max(0, services.admission.open - rows),
+        "workers": [
+            {"status": worker.state, "rows": worker.rows, "open_requests": worker.open_requests}
+            for worker in services.client.workers
+        ],
+    }
+    return JSONResponse(document, 200 if state == "ready" else 503)
+
+
+@router.get("/health/live")
+async def health_live(_: Request) -> JSONResponse:
+    """200 while this process answers."""
+    return JSONResponse({"live": True})
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics_page(request: Request) -> Response:
+    """For Prometheus."""
+    services = services_of(request)
+    page = services.metrics.page(
+        ready=services.state == "ready",
+        open_requests=services.admission.open,
+        refused=services.admission.refused,
+        workers=services.client.workers,
+        stats=await services.client.stats(),
+    )
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/version")
+async def version(request: Request) -> JSONResponse:
+    """Versions of Hocket and of its API, and the model."""
+    return JSONResponse({"version": request.app.version, "api": "v1", "model": services_of(request).model_name})
