@@ -19,6 +19,7 @@ from hocket.bench.engine.random_model import plans
 from hocket.kernels import ops
 from hocket.kernels.reference.philox import FrameNoise
 from hocket.kernels.types.draw import DrawArgs
+from hocket.kernels.types.paged import PagedBatch, PagedPlan
 from hocket.kernels.types.scaled import Scaled
 from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
 from hocket.models.moss_codec.config import MossCodecConfig
@@ -119,7 +120,8 @@ def decode_cases(talker: MossLocalConfig, rows: int, contexts: Sequence[int], on
             table = torch.zeros(rows, max(pages, TABLE_ROWS // PAGE_ROWS), dtype=torch.int32, device=on)
             table[:, :pages] = 1 + torch.randperm(rows * pages, device=on).view(rows, pages)
             starts, counts = (torch.full((rows,), number, device=on) for number in (context - 1, 1))
-            return lambda: kernel(ops.paged_attention)(q, keys, values, table, starts, counts, scales)
+            plan = PagedPlan.of(PagedBatch(table, starts, counts), 1, PAGE_ROWS)
+            return lambda: kernel(ops.paged_attention)(q, keys, values, plan, scales)
 
         nbytes = rows * (context * groups * (2 * size + 4 if is_fp8 else 4 * size) + 4 * heads * size)
         flops = 4.0 * rows * heads * size * context
@@ -150,7 +152,8 @@ def prefill_case(talker: MossLocalConfig, pages: int, is_fp8: bool, on: torch.de
         table = torch.zeros(pages, TABLE_ROWS // PAGE_ROWS, dtype=torch.int32, device=on)
         table[:, :prompt] = (page // prompt * prompt)[:, None] + torch.arange(prompt, device=on)
         starts, counts = page % prompt * PAGE_ROWS, torch.full((pages,), PAGE_ROWS, device=on)
-        return lambda: kernel(ops.paged_attention)(q, keys, values, table, starts, counts, scales)
+        plan = PagedPlan.of(PagedBatch(table, starts, counts), PAGE_ROWS, PAGE_ROWS)
+        return lambda: kernel(ops.paged_attention)(q, keys, values, plan, scales)
 
     seen = sum(i % prompt * PAGE_ROWS + (PAGE_ROWS + 1) / 2 for i in range(pages)) * PAGE_ROWS
     nbytes = pages * PAGE_ROWS * (4 * heads * size + groups * (2 * size + 4 if is_fp8 else 4 * size))

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from hocket.bench.engine.random_model import loaded_models, random_models
 from hocket.bench.environment import device_facts, now
 from hocket.engine.build import parse_device
+from hocket.kernels.types.paged import FP8, PagedBatch
 from hocket.models.codec import Codec
 from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import quantize_models
-from hocket.models.layers.kv_cache import FP8, KVPages, PagedBatch
+from hocket.models.layers.kv_cache import KVPages
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 

@@ -40,10 +40,10 @@ from hocket.engine.runners.codec import CodecRunner
 from hocket.engine.runners.device import Launcher
 from hocket.engine.runners.padding import Piece
 from hocket.engine.runners.talker import TalkerRunner
+from hocket.kernels.types.paged import FP8
 from hocket.models.codec import Codec
 from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
-from hocket.models.layers.kv_cache import FP8
 
 PAGE_ROWS = 32
 #: Pages of a prompt in prefill: 160 rows, as a cloned voice takes.

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.kernels.gpu import paged_attention as kernels
+from hocket.kernels import ops
 from hocket.kernels.reference import talker as reference
+from hocket.kernels.types.paged import PagedBatch, PagedPlan
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -28,28 +29,16 @@ class Case:
     scales_NGR2: Tensor | None = None
 
     def run(self, order: list[int] | None = None) -> Tensor:
-        """The kernel's output, of these entries in this order."""
-        chosen = slice(None) if order is None else order
-        return kernels.paged_attention(
-            self.q_BTHK[chosen].contiguous(),
-            self.keys_NRGK,
-            self.values_NRGK,
-            self.table_BP[chosen],
-            self.starts_B[chosen].contiguous(),
-            self.counts_B[chosen].contiguous(),
-            self.scales_NGR2,
-        )
+        """The kernel's output for these entries in this order."""
+        return ops.paged_attention.gpu(*self.arguments(order))
 
-    def plain(self) -> Tensor:
-        return reference.paged_attention(
-            self.q_BTHK,
-            self.keys_NRGK,
-            self.values_NRGK,
-            self.table_BP,
-            self.starts_B,
-            self.counts_B,
-            self.scales_NGR2,
+    def arguments(self, order: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, PagedPlan, Tensor | None]:
+        chosen = slice(None) if order is None else order
+        batch = PagedBatch(
+            self.table_BP[chosen], self.starts_B[chosen].contiguous(), self.counts_B[chosen].contiguous()
         )
+        plan = PagedPlan.of(batch, self.q_BTHK.shape[1], self.keys_NRGK.shape[1])
+        return self.q_BTHK[chosen].contiguous(), self.keys_NRGK, self.values_NRGK, plan, self.scales_NGR2
 
     def in_fp8(self) -> Case:
         """The same with float8 keys and values; what nobody wrote is NaN here, too."""
@@ -61,11 +50,25 @@ class Case:
         return replace(self, keys_NRGK=keys, values_NRGK=values, scales_NGR2=scales.transpose(1, 2).contiguous())
 
     def check(self, out_BTHK: Tensor) -> None:
-        expected_BTHK = self.plain()
-        tolerance = TOLERANCE[self.q_BTHK.dtype]
-        for out_THK, expected_THK, count in zip(out_BTHK, expected_BTHK, self.counts_B.tolist(), strict=True):
-            torch.testing.assert_close(out_THK[:count], expected_THK[:count], atol=tolerance, rtol=tolerance)
+        """Against the reference, and what a CPU runs: all at once, and sequence by sequence."""
+        tolerance, counts = TOLERANCE[self.q_BTHK.dtype], self.counts_B.tolist()
+        for expected_BTHK in self.plain():
+            for out_THK, expected_THK, count in zip(out_BTHK, expected_BTHK, counts, strict=True):
+                torch.testing.assert_close(out_THK[:count], expected_THK[:count], atol=tolerance, rtol=tolerance)
+        for out_THK, count in zip(out_BTHK, counts, strict=True):
             assert not out_THK[count:].any()  # NaN is true
+
+    def plain(self) -> list[Tensor]:
+        """The outputs of the other columns."""
+        *tensors, plan, scales_NGR2 = self.arguments()
+        lengths = tuple((self.starts_B + self.counts_B).tolist())
+        alone = replace(plan, batch=replace(plan.batch, lengths=lengths))
+        attention = ops.paged_attention
+        return [
+            attention.reference(*tensors, plan, scales_NGR2),
+            attention.cpu(*tensors, plan, scales_NGR2),
+            attention.cpu(*tensors, alone, scales_NGR2),
+        ]
 
 
 def make_case(
@@ -111,7 +114,7 @@ def make_case(
         (20, [0, 70], [20, 19]),
     ],
 )
-def test_agrees_with_the_twin(
+def test_agrees_with_the_other_columns(
     device: torch.device,
     dtype: torch.dtype,
     heads: int,
@@ -145,10 +148,10 @@ def test_float8_scores_and_values_of_any_size(device: torch.device, dtype: torch
     case.keys_NRGK = case.keys_NRGK * 1e3
     case.q_BTHK *= 1e4
     case = case.in_fp8()
-    out, expected = case.run(), case.plain()
-    torch.testing.assert_close(
-        out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * float(expected.abs().max())
-    )
+    out = case.run()
+    for expected in case.plain():
+        largest = float(expected.abs().max())
+        torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * largest)
 
 
 def test_float8_costs_what_its_mantissas_leave_out(device: torch.device) -> None:
@@ -190,24 +193,18 @@ def test_pages_behind_a_sequence_are_never_read(device: torch.device) -> None:
 
 @pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_split_context_gives_what_a_whole_one_does(
-    device: torch.device, dtype: torch.dtype, is_fp8: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("entries", "longest"), [(1, 100), (1, 900), (6, 300), (70, 300), (1100, 300)])
+def test_few_entries_share_the_device_and_give_what_many_do(
+    device: torch.device, dtype: torch.dtype, is_fp8: bool, entries: int, longest: int
 ) -> None:
-    case = make_case(device, [0, 126, 127, 128, 300, 9], [1, 1, 1, 1, 1, 0], groups=1, dtype=dtype)
+    """The longer a context and the fewer the entries, the more programs share it: results agree all the same."""
+    if entries > 6 and device.type == "cpu":
+        pytest.skip("takes minutes in the interpreter")
+    starts = ([longest, 0, 126, 127, 128, 9] + [0] * entries)[:entries]
+    counts = ([1, 1, 1, 1, 1, 0] + [1] * entries)[:entries]
+    case = make_case(device, starts, counts, groups=1, dtype=dtype)
     case = case.in_fp8() if is_fp8 else case
-    assert kernels._splits(6, case.table_BP.shape[1] * 16) == 4
-    split = case.run()
-    case.check(split)
-    monkeypatch.setattr(kernels, "MOST_SPLITS", 1)
-    torch.testing.assert_close(split, case.run(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-def test_splits_fill_the_device_and_no_more() -> None:
-    assert kernels._splits(1024, 8192) == 1
-    assert kernels._splits(256, 8192) == 4
-    assert kernels._splits(8, 8192) == 16
-    assert kernels._splits(8, 128) == 1
-    assert kernels._splits(8, 600) == 8
+    case.check(case.run())
 
 
 @pytest.mark.parametrize(
@@ -243,7 +240,6 @@ def test_pieces_of_a_sequence_give_the_bits_of_the_whole(
         whole.scales_NGR2,
     )
     whole.check(out_THK[None])
-    assert kernels._blocks(dtype, 160) == kernels._blocks(dtype, 40)  # queries of the whole and of a piece
     assert torch.equal(pieces.run().flatten(0, 1), out_THK)
 
 

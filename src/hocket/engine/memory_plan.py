@@ -12,9 +12,10 @@ from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.runners.codec import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
 from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
+from hocket.kernels.types.paged import FP8
 from hocket.models.codec import Codec
 from hocket.models.family import TalkerConfig
-from hocket.models.layers.kv_cache import FP8, kv_bytes_per_row
+from hocket.models.layers.kv_cache import kv_bytes_per_row
 
 
 @dataclass(frozen=True, slots=True)

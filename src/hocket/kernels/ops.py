@@ -15,6 +15,7 @@ from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, 
 
 import torch
 
+from hocket.kernels.cpu import paged_attention as cpu_paged
 from hocket.kernels.reference import conv, rings, sampling, sampling_numpy, talker
 
 
@@ -99,7 +100,9 @@ quantize_rows = operation(talker.quantize_rows, gpu="elementwise:quantize_rows")
 # A talker
 embed_sum = operation(talker.embed_sum, gpu="elementwise:embed_sum")
 norm_rotate_append = operation(talker.norm_rotate_append, gpu="rotary:norm_rotate_append")
-paged_attention = operation(talker.paged_attention, gpu="paged_attention:paged_attention")
+paged_attention = operation(
+    talker.paged_attention, cpu=cpu_paged.paged_attention, gpu="paged_attention:paged_attention"
+)
 frame_attention = operation(talker.frame_attention, gpu="frame_attention:frame_attention")
 depth_attention = operation(talker.depth_attention, gpu="frame_attention:depth_attention")
 draw = operation(sampling.draw, cpu=sampling_numpy.draw, gpu="sampler:draw")

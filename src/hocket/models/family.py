@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.weights import WeightEntry, load_weights
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest, VoiceTraits
+from hocket.kernels.types.paged import PagedBatch
 from hocket.models.codec import Codec, CodecConfig
-from hocket.models.layers.kv_cache import KVPages, KVShape, PagedBatch
+from hocket.models.layers.kv_cache import KVPages, KVShape
 from hocket.models.sampling.batch import SamplingBatch
 from hocket.models.sampling.params import ResolvedSampling
 

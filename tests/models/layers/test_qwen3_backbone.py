@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hocket.kernels.types.paged import FP8, SCRATCH_PAGE, PagedBatch
 from hocket.models.layers.basic import (
     RMSNorm,
     half_rope_tables,
@@ -16,7 +17,7 @@ from hocket.models.layers.basic import (
     rotate_halves,
     rotate_pairs,
 )
-from hocket.models.layers.kv_cache import FP8, SCRATCH_PAGE, KVPages, PagedBatch
+from hocket.models.layers.kv_cache import KVPages
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 

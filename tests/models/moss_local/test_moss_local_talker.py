@@ -17,7 +17,8 @@ from hocket.checkpoint.weights import load_weights
 from hocket.kernels.reference.philox import uniforms
 from hocket.kernels.reference.sampling_numpy import draw_at
 from hocket.kernels.types.draw import DrawArgs, DrawParams
-from hocket.models.layers.kv_cache import KVPages, PagedBatch
+from hocket.kernels.types.paged import PagedBatch
+from hocket.models.layers.kv_cache import KVPages
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies

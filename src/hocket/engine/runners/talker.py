@@ -22,8 +22,9 @@ from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingState
 from hocket.engine.scheduling.memory import SCRATCH_PAGE
 from hocket.engine.scheduling.request import FrameBatch, PrefillItem
 from hocket.kernels.types.draw import DrawParams
+from hocket.kernels.types.paged import PagedBatch
 from hocket.models.family import Talker
-from hocket.models.layers.kv_cache import KVPages, PagedBatch
+from hocket.models.layers.kv_cache import KVPages
 from hocket.models.sampling.params import ResolvedSampling
 
 #: Rows of every decode batch, and pages of every prefill batch, in strict mode, whatever the load and the engine's

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.gpu.rotary import scale_exponent
+from hocket.kernels.types.paged import PagedPlan
 
 ENOUGH_PROGRAMS = 1024  # about eight for each of an H200's 132 processors
 MOST_SPLITS = 16
@@ -34,12 +35,14 @@ def paged_attention(
     q_BTHK: Tensor,
     keys_NRGK: Tensor,
     values_NRGK: Tensor,
-    page_table_BP: Tensor,
-    starts_B: Tensor,
-    counts_B: Tensor,
+    plan: PagedPlan,
     scales_NGR2: Tensor | None = None,
 ) -> Tensor:
-    """As the twin; padding gives zeros. All contiguous, but that the table may be part of a wider one."""
+    """`reference.talker.paged_attention`; padding gives zeros.
+
+    All tensors are contiguous, but for the page table, which may be part of a wider one. Integers may be int32.
+    """
+    page_table_BP, starts_B, counts_B = plan.batch.page_table_BP, plan.batch.starts_B, plan.batch.counts_B
     tensors = (q_BTHK, keys_NRGK, values_NRGK, starts_B, counts_B, scales_NGR2)
     if not all(x.is_contiguous() for x in tensors if x is not None):
         raise ValueError("paged_attention needs contiguous tensors: call .contiguous() on them")

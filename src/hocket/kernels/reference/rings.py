@@ -59,9 +59,10 @@ def ring_attention(
         end = start + place.stop - place.start
         seen = torch.arange(max(0, start - context + 1), end, device=q_MHK.device)
         age = torch.arange(start, end, device=q_MHK.device)[:, None] - seen
-        inputs = _rotated(q_MHK[place], turns_MK[place], keys_RCHK.dtype), keys_RCHK[row, seen % capacity]
         out_HTK = F.scaled_dot_product_attention(
-            *(x.transpose(0, 1) for x in (*inputs, values_RCHK[row, seen % capacity])),
+            _rotated(q_MHK[place], turns_MK[place], keys_RCHK.dtype).transpose(0, 1),
+            keys_RCHK[row, seen % capacity].transpose(0, 1),
+            values_RCHK[row, seen % capacity].transpose(0, 1),
             attn_mask=(age >= 0) & (age < context),
         )
         out_MHK[place] = out_HTK.transpose(0, 1)
@@ -100,6 +101,6 @@ def _streams_of(chunks: Chunks) -> Iterator[tuple[int, int, slice]]:
 
 
 def _rotated(x_THK: Tensor, turns_TK: Tensor, dtype: torch.dtype) -> Tensor:
-    even, odd = x_THK.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = turns_TK[:, None].unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = torch.unflatten(x_THK.float(), -1, (-1, 2)).unbind(-1)
+    cos, sin = torch.unflatten(turns_TK[:, None], -1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(dtype)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hocket.kernels.types.paged import PagedPlan
 from hocket.kernels.types.scaled import Rows8, Scaled, plain
 
 # ---- matrix products
@@ -164,7 +165,7 @@ def norm_rotate_append(
     """
     qkv_ME = plain(qkv_ME)
     groups, size = keys_SGK.shape[1:]
-    qkv_MHK = qkv_ME.unflatten(-1, (-1, size))
+    qkv_MHK = torch.unflatten(qkv_ME, -1, (-1, size))
     heads = qkv_MHK.shape[1] - 2 * groups
     # Queries and keys are normed and rotated as one: on a CPU that halves the small operations.
     qk_MHK, v_MGK = qkv_MHK.split((heads + groups, groups), 1)
@@ -188,18 +189,17 @@ def paged_attention(
     q_BTHK: Tensor,
     keys_NRGK: Tensor,
     values_NRGK: Tensor,
-    page_table_BP: Tensor,
-    starts_B: Tensor,
-    counts_B: Tensor,
+    plan: PagedPlan,
     scales_NGR2: Tensor | None = None,
 ) -> Tensor:
     """Causal attention [B, T, H, K] of T new rows of B sequences over pages that have them already.
 
-    Pages are [pages, page_rows, G, K], with scales (bfloat16; those of a key, then of a value) of float8 e4m3;
-    `page_table_BP` (integers) names each sequence's in order; new row t stands at position `starts_B + t` and sees
-    positions up to its own. Rows from `counts_B` on are padding: their outputs are finite and mean nothing. Memory that
-    a sequence has not written may hold anything, NaN included.
+    Pages are [pages, page_rows, G, K], with scales (bfloat16; those of a key, then of a value) of float8 e4m3. New row
+    t of a sequence stands at position `starts_B + t` of `plan.batch` and sees positions up to its own. Rows from
+    `counts_B` on are padding: their outputs are finite and mean nothing. Memory that a sequence has not written may
+    hold anything, NaN included.
     """
+    page_table_BP, starts_B, counts_B = plan.batch.page_table_BP, plan.batch.starts_B, plan.batch.counts_B
     heads = q_BTHK.shape[2]
     rows = q_BTHK.shape[1]
     device = q_BTHK.device
@@ -257,12 +257,21 @@ def frame_attention(
     end = start + tokens
     places_T = torch.arange(start, end, device=keys_BPGK.device)
     slots_BT = torch.arange(batch, device=keys_BPGK.device)[:, None] * positions + places_T
-    turns = (table_PK[start:end].repeat(batch, 1) for table_PK in (cos_PK, sin_PK))
-    caches = (cache_BPGK.view(-1, groups, size) for cache_BPGK in (keys_BPGK, values_BPGK))
-    qkv_ME = plain(qkv_BTE).flatten(0, 1)
-    q_MHK = norm_rotate_append(qkv_ME, q_weight_K, k_weight_K, eps, *turns, slots_BT.flatten(), *caches)
+    cos_MK, sin_MK = (table_PK[start:end].repeat(batch, 1) for table_PK in (cos_PK, sin_PK))
+    keys_SGK, values_SGK = (cache_BPGK.view(-1, groups, size) for cache_BPGK in (keys_BPGK, values_BPGK))
+    q_MHK = norm_rotate_append(
+        plain(qkv_BTE).flatten(0, 1),
+        q_weight_K,
+        k_weight_K,
+        eps,
+        cos_MK,
+        sin_MK,
+        slots_BT.flatten(),
+        keys_SGK,
+        values_SGK,
+    )
     out_BHTK = F.scaled_dot_product_attention(
-        q_MHK.unflatten(0, (batch, tokens)).transpose(1, 2),
+        torch.unflatten(q_MHK, 0, (batch, tokens)).transpose(1, 2),
         keys_BPGK[:, :end].transpose(1, 2),
         values_BPGK[:, :end].transpose(1, 2),
         is_causal=start == 0,
@@ -283,7 +292,7 @@ def depth_attention(
     heads, _, size = keys_BHPK.shape[1:]
     qkv_B3HK = plain(qkv_BE).view(-1, 3, heads, size)
     qk_B2HK = qkv_B3HK[:, :2]
-    qk_B2HK = qk_B2HK * cos_K + qk_B2HK.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin_K
+    qk_B2HK = qk_B2HK * cos_K + torch.unflatten(qk_B2HK, -1, (-1, 2)).flip(-1).flatten(-2) * sin_K
     keys_BHPK[:, :, position] = qk_B2HK[:, 1]
     values_BHPK[:, :, position] = qkv_B3HK[:, 2]
     seen = position + 1

@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.checkpoint.weights import WeightEntry
 from hocket.kernels import ops
+from hocket.kernels.types.paged import PagedBatch, PagedPlan
 from hocket.kernels.types.scaled import Scaled, plain
 from hocket.models.layers.basic import RMSNorm, RopeTables, half_rope_tables, rotate_halves
 from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
-from hocket.models.layers.frame_kv import FrameKV
-from hocket.models.layers.kv_cache import KVPages, PagedBatch, PagedPlan, causal_attention, paged_attention
+from hocket.models.layers.kv_cache import FrameKV, KVPages
 from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 
 #: From stacked projections [B, T, (H + 2 G) * K], the attention they are of and its layer's index to [B, T, H * K].
@@ -115,7 +117,7 @@ class Qwen3Backbone(nn.Module):
 
         def attend(qkv_BTE: Tensor | Scaled, attention: Qwen3Attention, layer: int) -> Tensor:
             q_BTHK = attention.append(qkv_BTE, rope, plan.slots, kv, layer)
-            return paged_attention(q_BTHK, kv, layer, plan).flatten(2)
+            return _paged_attention(q_BTHK, kv, layer, plan).flatten(2)
 
         return self._run(x_BTD, attend)
 
@@ -133,8 +135,8 @@ class Qwen3Backbone(nn.Module):
 
         def attend(qkv_1ME: Tensor | Scaled, attention: Qwen3Attention, layer: int) -> Tensor:
             q_MHK = attention.append(qkv_1ME, rope, slots, kv, layer)[0]
-            out_B1HK = paged_attention(q_MHK[:count, None], kv, layer, plans[0])
-            out_PTHK = paged_attention(q_MHK[count:].view(*shape, *q_MHK.shape[1:]), kv, layer, plans[1])
+            out_B1HK = _paged_attention(q_MHK[:count, None], kv, layer, plans[0])
+            out_PTHK = _paged_attention(q_MHK[count:].view(*shape, *q_MHK.shape[1:]), kv, layer, plans[1])
             return torch.cat([out_B1HK.flatten(0, 1), out_PTHK.flatten(0, 1)]).flatten(1)[None]
 
         hidden_MD = self._run(torch.cat([x_BD, x_PTD.flatten(0, 1)])[None], attend)[0]
@@ -175,3 +177,40 @@ class Qwen3Backbone(nn.Module):
         out_BTD = ops.add_rms_norm(x_BTD, delta_BTD, self.norm.weight, self.norm.eps)[1]
         assert isinstance(out_BTD, Tensor)
         return out_BTD
+
+
+def _paged_attention(q_BTHK: Tensor, kv: KVPages, layer: int, plan: PagedPlan) -> Tensor:
+    """[B, T, H, K] over a layer's pages, which have the new rows already; padding rows are finite and mean nothing."""
+    return ops.paged_attention(q_BTHK, kv.keys[layer], kv.values[layer], plan, kv.scales_of(layer))
+
+
+def causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+    """[B, T, H, K] of T whole rows without a cache, differentiable. Causality hides right padding."""
+    out_BHTK = F.scaled_dot_product_attention(
+        q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), is_causal=True, enable_gqa=True
+    )
+    return out_BHTK.transpose(1, 2)
+
+
+def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:
+    """Every parameter of the backbone at `here` in a module, from the tensors under `there` in an official file."""
+    size, ffn = config.hidden_size, config.intermediate_size
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    table = [WeightEntry(f"{here}.norm.weight", (f"{there}.norm.weight",), (size,), dtype)]
+    for i in range(config.layers):
+        for mine, theirs, shape in (
+            ("input_norm", "input_layernorm", (size,)),
+            ("attention.qkv_proj", "self_attn.q_proj", (q, size)),
+            ("attention.qkv_proj", "self_attn.k_proj", (kv, size)),
+            ("attention.qkv_proj", "self_attn.v_proj", (kv, size)),
+            ("attention.o_proj", "self_attn.o_proj", (size, q)),
+            ("attention.q_norm", "self_attn.q_norm", (config.head_dim,)),
+            ("attention.k_norm", "self_attn.k_norm", (config.head_dim,)),
+            ("post_attention_norm", "post_attention_layernorm", (size,)),
+            ("mlp.gate_up_proj", "mlp.gate_proj", (ffn, size)),
+            ("mlp.gate_up_proj", "mlp.up_proj", (ffn, size)),
+            ("mlp.down_proj", "mlp.down_proj", (size, ffn)),
+        ):
+            names = (f"{there}.layers.{i}.{theirs}.weight",)
+            table.append(WeightEntry(f"{here}.layers.{i}.{mine}.weight", names, shape, dtype))
+    return table

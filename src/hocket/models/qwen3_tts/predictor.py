@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.models.layers.basic import RopeTables
-from hocket.models.layers.frame_kv import FrameKV
+from hocket.models.layers.kv_cache import FrameKV
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hocket.checkpoint.weights import WeightEntry
-from hocket.models.layers.qwen3_weights import qwen3_weights
+from hocket.models.layers.qwen3 import qwen3_weights
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
 
