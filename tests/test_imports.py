@@ -72,9 +72,7 @@ def test_the_scheduler_and_its_nouns_need_no_torch(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", FRONT_END)
-def test_the_front_end_loads_no_model_and_no_kernel(module: str, request: pytest.FixtureRequest) -> None:
-    if module in {"hocket.server.app", "hocket.server.serve"}:
-        request.applymarker(pytest.mark.xfail(reason="serve still asks the engine's loader"))
+def test_the_front_end_loads_no_model_and_no_kernel(module: str) -> None:
     loaded = {name for name in reachable(module) if room_of(name) in {"models", "kernels"}}
     assert not loaded
 

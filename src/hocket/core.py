@@ -162,6 +162,29 @@ class EngineInfo:
     samples: SampleFormat = "float32"
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Device memory of an engine: bytes by owner, and the sizes they follow from."""
+
+    rows: int
+    #: Longest prompt and speech together, in K/V rows.
+    context_rows: int
+    #: K/V pages, the scratch page included.
+    pages: int
+    weight_bytes: int
+    kv_bytes: int
+    #: Codec rings: of the decoder's rows, of the reference encoder, and one of each for conversions.
+    ring_bytes: int
+    #: Hidden states, codes, penalty history and sampling parameters.
+    row_bytes: int
+    #: Keys and values of one layer, which plain attention gathers from their pages, when every row is full.
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.ring_bytes + self.row_bytes + self.workspace_bytes
+
+
 class SpeechRequest(StrictModel):
     """One text to be spoken.
 

@@ -7,11 +7,11 @@ from math import prod
 
 import torch
 
-from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.hub import resolve_checkpoint
 from hocket.checkpoint.weights import WeightEntry
 from hocket.config import EngineConfig
-from hocket.engine.memory_plan import MemoryPlan, plan_memory
+from hocket.core import MemoryPlan
+from hocket.engine.build import engine_memory
 from hocket.errors import CheckpointError
 from hocket.models.family import CodecPlan, TalkerPlan
 from hocket.models.layers.kv_cache import kv_bytes_per_row
@@ -52,38 +52,6 @@ def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> 
         **totals,
         **({} if rows is None else _memory(engine_memory(model, None, dtype, EngineConfig(rows=rows)))),
     }
-
-
-def checkpoint_extras(model: str | None) -> Extras:
-    """The voices and the text front of `model`. Raises CheckpointError, ConfigError."""
-    return talker_extras(builtin_model() if model is None else resolve_checkpoint(model))
-
-
-def describe_voices(model: str | None) -> list[dict[str, str | None]]:
-    """What each voice of `model` is, the default first. Raises CheckpointError, ConfigError."""
-    return [
-        {
-            "name": name,
-            "description": voice.description,
-            "language": voice.language,
-            "mode": voice.mode,
-            "transcript": voice.transcript,
-            "source": voice.source,
-            "licence": voice.licence,
-        }
-        for name, voice in checkpoint_extras(model).voices.items()
-    ]
-
-
-def engine_memory(model: str | None, codec: str | None, dtype: torch.dtype, config: EngineConfig) -> MemoryPlan:
-    """The plan that `Engine.load` follows with these arguments. Raises CheckpointError, ConfigError."""
-    folder = builtin_model() if model is None else resolve_checkpoint(model)
-    talker = talker_plan(folder, dtype)
-    weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker.weight_table)
-    if codec == "none":
-        return plan_memory(config, talker.config, None, dtype=dtype, weight_bytes=weights)
-    plan = codec_plan(codec_folder(folder, codec), dtype)
-    return plan_memory(config, talker.config, plan.empty(), dtype=dtype, weight_bytes=weights + plan.resident_bytes)
 
 
 def _talker(plan: TalkerPlan, dtype: torch.dtype) -> dict[str, Fact]:

@@ -27,8 +27,7 @@ from hocket.checkpoint.voices import (
 from hocket.core import AudioArray, Sampling, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import CheckpointError, InvalidRequestError
-from hocket.info import checkpoint_extras
-from hocket.models.registry import load_talker
+from hocket.models.registry import checkpoint_extras, load_talker
 from hocket.worker.client import EngineClient
 from hocket.worker.messages import EngineSpec, read_request, submit_message
 from tests.support.cli_runner import TALKER, refused, run

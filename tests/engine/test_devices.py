@@ -50,7 +50,7 @@ def test_the_codec_goes_where_it_is_told(
     def load(_folder: Path, *, device: torch.device, **_: object) -> None:
         loaded.append(device)
 
-    def assemble(*_: object) -> NoReturn:
+    def assemble(*_: object, **__: object) -> NoReturn:
         raise AssembledError
 
     monkeypatch.setattr(loading, "load_talker", load)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hocket import Engine
 from hocket.config import ChunkPolicy, EngineConfig
+from hocket.core import MemoryPlan
 from hocket.engine.build import EngineParts, load_parts
-from hocket.engine.memory_plan import MemoryPlan
 from hocket.engine.runners.codec import CodecRunner
 from hocket.engine.runners.talker import TalkerRunner
 from hocket.errors import ConfigError

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from hocket.config import EngineConfig
+from hocket.engine.build import engine_memory
 from hocket.errors import ConfigError
-from hocket.info import describe, engine_memory
+from hocket.info import describe
 from hocket.server.profiles import Layer, load_profile, parse_settings, profile_names
 from hocket.server.serve import _plan
 from hocket.server.settings import Profile
@@ -140,7 +141,8 @@ def test_several_engines() -> None:
     done = run("serve", "--workers", "2", "--print-config")
     assert re.search(r"^workers +2 +# flag$", done.out, re.MULTILINE)
     assert "workers is 0" in run("serve", "--workers", "0", "--print-config").error
-    plan = "\n".join(_plan(load_profile("default", parse_settings(["workers=2"])).profile))
+    profile = load_profile("default", parse_settings(["workers=2"])).profile
+    plan = "\n".join(_plan(profile, engine_memory(None, None, torch.float32, profile.engine)))
     assert ", 2 engines" in plan
     assert plan.endswith("all that 2 times")
     specs = load_profile("default", parse_settings(["workers=2"])).profile.engine_specs
@@ -190,7 +192,7 @@ def test_the_memory_plan_is_that_of_info() -> None:
     plan = engine_memory(None, None, torch.float32, EngineConfig(rows=3))
     assert plan.total_bytes == facts["memory_total_bytes"]
     default = profile.model_copy(update={"engine": EngineConfig(rows=3)})
-    (line,) = [line for line in _plan(default) if line.startswith("memory")]
+    (line,) = [line for line in _plan(default, plan) if line.startswith("memory")]
     total, *parts = [
         f"{part:,.1f}"
         for part in (

@@ -10,17 +10,19 @@ from typing import NoReturn
 import pytest
 import torch
 
+from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
+from hocket.engine.build import engine_memory
 from hocket.engine.engine import Engine
 from hocket.errors import ConfigError
 from hocket.server.profiles import load_profile, parse_settings
-from hocket.server.serve import _plan, serve
+from hocket.server.serve import _plan
 from hocket.server.settings import Profile
 from hocket.worker.client import EngineClient, State
 from hocket.worker.messages import EngineSpec
 from hocket.worker.pool import EnginePool
 from hocket.worker.process import run_worker
-from tests.support.cli_runner import run
+from tests.support.cli_runner import run, run_process
 
 
 def profile(*settings: str) -> Profile:
@@ -72,19 +74,26 @@ def test_what_does_not_go_together(arguments: tuple[str, ...], message: str) -> 
 
 
 def test_more_than_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="gpus is 3, but PyTorch sees 2 of them on this machine; lower it") as caught:
-        serve(profile("device=cuda", "gpus=3", "server.port=0"), tmp_path)
-    assert caught.value.param == "gpus"
+    there = torch.cuda.device_count()
+    settings = ("--set", "device=cuda", "--set", f"gpus={there + 1}", "--port", "0")
+    done = run_process("serve", *settings, HOCKET_HOME=str(tmp_path))
+    assert done.code == 2
+    assert f"gpus is {there + 1}, but PyTorch sees {there} of them on this machine; lower it" in done.error
     assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    spec = profile("device=cuda", "gpus=3").engine_specs[0]
+    with pytest.raises(ConfigError, match="gpus is 3, but PyTorch sees 2 of them on this machine; lower it") as caught:
+        run_worker("ipc:///nowhere", spec, lambda _: None)
+    assert caught.value.param == "gpus"
 
 
 def test_the_first_lines_say_where(golden: Path) -> None:
     model = (f"model={golden / 'local_tiny'}", f"codec={golden / 'codec2_tiny'}", "device=cuda")
-    plan = "\n".join(_plan(profile(*model, "gpus=2", "workers=4", "engine.codec_device=cuda:3")))
+    memory = engine_memory(str(golden / "local_tiny"), str(golden / "codec2_tiny"), torch.float32, EngineConfig())
+    plan = "\n".join(_plan(profile(*model, "gpus=2", "workers=4", "engine.codec_device=cuda:3"), memory))
     assert "on cuda:0 to cuda:1 (codec on cuda:3), 4 engines\n" in plan
     assert plan.endswith("all that 4 times")
-    assert "float32 on cuda\n" in "\n".join(_plan(profile(*model)))
+    assert "float32 on cuda\n" in "\n".join(_plan(profile(*model), memory))
 
 
 class FakeClient:
@@ -142,5 +151,5 @@ def test_a_worker_keeps_to_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "load", load)
     for spec in profile("device=cuda", "gpus=2").engine_specs:
         with pytest.raises(LoadedError):
-            run_worker("ipc:///nowhere", spec)
-    assert calls == [0, "cuda:0", 1, "cuda:1"]
+            run_worker("ipc:///nowhere", spec, lambda _: calls.append("planned"))
+    assert calls == [0, "planned", "cuda:0", 1, "planned", "cuda:1"]

@@ -54,9 +54,20 @@ def hocket(
 @app.command()
 def voices(model: Model = None, as_json: Json = False) -> None:
     """List the voices that come with a model."""
-    from hocket.info import describe_voices
+    from hocket.models.registry import checkpoint_extras
 
-    entries = describe_voices(model)
+    entries = [
+        {
+            "name": name,
+            "description": voice.description,
+            "language": voice.language,
+            "mode": voice.mode,
+            "transcript": voice.transcript,
+            "source": voice.source,
+            "licence": voice.licence,
+        }
+        for name, voice in checkpoint_extras(model).voices.items()
+    ]
     width = max(len(str(entry["name"])) for entry in entries)
     lines = [f"{entry['name']:<{width}}  {entry['description']}" for entry in entries]
     print_out(json.dumps(entries) if as_json else "\n".join(lines))

@@ -103,7 +103,7 @@ def _speak(
     from hocket.audio.io import check_writable, write_audio
     from hocket.checkpoint.voices import find_voice
     from hocket.engine.engine import Engine
-    from hocket.info import checkpoint_extras
+    from hocket.models.registry import checkpoint_extras
 
     if request.voice is not None:
         find_voice(checkpoint_extras(model).voices, request.voice)  # an error before the weights are loaded

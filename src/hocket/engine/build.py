@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 import torch
@@ -12,8 +13,8 @@ from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.hub import resolve_checkpoint
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices
 from hocket.config import EngineConfig, Environment
-from hocket.core import EngineInfo, TextFront
-from hocket.engine.memory_plan import MemoryPlan, kv_dtype, plan_memory
+from hocket.core import EngineInfo, MemoryPlan, TextFront
+from hocket.engine.memory_plan import kv_dtype, plan_memory
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
 from hocket.engine.references.speaker_vectors import VoiceVectors
@@ -27,7 +28,7 @@ from hocket.models.codec import Codec, CodecConfig
 from hocket.models.family import LoadedTalker, PromptBuilder
 from hocket.models.layers.basic import lay_out_for_cpu
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
-from hocket.models.registry import builtin_model, codec_folder, load_codec, load_talker
+from hocket.models.registry import builtin_model, codec_folder, codec_plan, load_codec, load_talker, talker_plan
 from hocket.models.sampling.params import ResolvedSampling
 
 #: Weights under this many bytes are run on one CPU thread where threads spin (`EngineConfig.cpu_threads`).
@@ -154,6 +155,17 @@ def _info(
         voice_traits=talker.voice_traits,
         samples=config.samples,
     )
+
+
+def engine_memory(model: str | None, codec: str | None, dtype: torch.dtype, config: EngineConfig) -> MemoryPlan:
+    """The plan that `load_parts` follows with these arguments. Raises CheckpointError, ConfigError."""
+    folder = builtin_model() if model is None else resolve_checkpoint(model)
+    talker = talker_plan(folder, dtype)
+    weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker.weight_table)
+    if codec == "none":
+        return plan_memory(config, talker.config, None, dtype=dtype, weight_bytes=weights)
+    plan = codec_plan(codec_folder(folder, codec), dtype)
+    return plan_memory(config, talker.config, plan.empty(), dtype=dtype, weight_bytes=weights + plan.resident_bytes)
 
 
 def _check_fp8(config: EngineConfig, talker_device: torch.device, codec_device: torch.device) -> None:

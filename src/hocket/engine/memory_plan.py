@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from hocket.config import EngineConfig
+from hocket.core import MemoryPlan
 from hocket.engine.references.conversions import PIECE_FRAMES
 from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.runners.codec import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
@@ -16,29 +15,6 @@ from hocket.kernels.types.paged import FP8
 from hocket.models.codec import Codec
 from hocket.models.family import TalkerConfig
 from hocket.models.layers.kv_cache import kv_bytes_per_row
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes by owner, and the sizes they follow from."""
-
-    rows: int
-    #: Longest prompt and speech together, in K/V rows.
-    context_rows: int
-    #: K/V pages, the scratch page included.
-    pages: int
-    weight_bytes: int
-    kv_bytes: int
-    #: Codec rings: of the decoder's rows, of the reference encoder, and one of each for conversions.
-    ring_bytes: int
-    #: Hidden states, codes, penalty history and sampling parameters.
-    row_bytes: int
-    #: Keys and values of one layer, which plain attention gathers from their pages, when every row is full.
-    workspace_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weight_bytes + self.kv_bytes + self.ring_bytes + self.row_bytes + self.workspace_bytes
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

@@ -88,6 +88,11 @@ def talker_extras(folder: Path) -> Extras:
     return _extras(folder, file.read_config(raw))
 
 
+def checkpoint_extras(model: str | None) -> Extras:
+    """`talker_extras` of a folder or hub id; of the built-in model when None."""
+    return talker_extras(builtin_model() if model is None else resolve_checkpoint(model))
+
+
 def load_codec(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Codec:
     """Load the codec checkpoint in `folder`. Errors as for `load_talker`."""
     return codec_plan(folder, dtype).load(folder, device)

@@ -11,16 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
 from hocket import __version__
-from hocket.core import EngineInfo
-from hocket.engine.build import engine_devices, parse_device, parse_dtype
+from hocket.core import EngineInfo, MemoryPlan
 from hocket.errors import ConfigError
-from hocket.info import checkpoint_extras, engine_memory
 from hocket.server.app import create_app
 from hocket.server.services import Services
 from hocket.server.settings import Profile, ServerSettings
@@ -43,17 +40,10 @@ def serve(profile: Profile, home: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("httpx", "httpcore"):  # they log addresses, which users give
         logging.getLogger(name).setLevel(logging.WARNING)
-    _check_devices(profile)
     listener = _listen(profile.server)
     try:
-        voices = VoiceStore(
-            profile.server.voices_folder or home / "voices",
-            checkpoint_extras(profile.model).voices,
-            max_recording_bytes=profile.server.max_voice_bytes,
-        )
-        print("\n".join(_plan(profile)), flush=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(profile, listener, voices))
+            runner.run(_serve(profile, listener, home))
     finally:
         listener.close()
 
@@ -66,10 +56,16 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-async def _serve(profile: Profile, listener: socket.socket, voices: VoiceStore) -> None:
+async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
     settings, started = profile.server, time.monotonic()
     pool = await EnginePool.start(profile.engine_specs, buffer_bytes=settings.buffer_bytes)
     async with pool:
+        # A model that cannot be loaded is refused here, with nothing printed and nothing written.
+        planned = await pool.planned()
+        voices = VoiceStore(
+            settings.voices_folder or home / "voices", planned.voices, max_recording_bytes=settings.max_voice_bytes
+        )
+        print("\n".join(_plan(profile, planned.memory)), flush=True)
         app = create_app(pool, settings, voices, profile.served_name)
         server = uvicorn_server(app, settings)
         print(f"address  {_address(listener)}", flush=True)
@@ -131,17 +127,6 @@ def uvicorn_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
     return _Uvicorn(config)
 
 
-def _check_devices(profile: Profile) -> None:
-    """Raises ConfigError for devices that are not there, before anything is loaded; looking for GPUs sets up none."""
-    wanted = profile.gpus
-    if wanted is not None and wanted > (there := torch.cuda.device_count()):
-        raise ConfigError(f"gpus is {wanted}, but PyTorch sees {there} of them on this machine; lower it", param="gpus")
-    for spec in profile.engine_specs:
-        # What a GPU can do only its worker asks it.
-        if parse_device(spec.device).type == "cpu":
-            engine_devices(spec.device, spec.config, has_codec=spec.codec != "none")
-
-
 def _listen(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -159,9 +144,8 @@ def _address(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _plan(profile: Profile) -> list[str]:
-    """What is about to be loaded, and the memory that it will take. Raises ConfigError, CheckpointError."""
-    plan = engine_memory(profile.model, profile.codec, parse_dtype(profile.dtype), profile.engine)
+def _plan(profile: Profile, plan: MemoryPlan) -> list[str]:
+    """What is about to be loaded, and the memory that it will take."""
     parts = {
         "weights": plan.weight_bytes,
         "K/V": plan.kv_bytes,

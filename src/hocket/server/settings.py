@@ -139,6 +139,7 @@ class Profile(StrictModel):
                 device=self.device if self.gpus is None else f"cuda:{i % self.gpus}",
                 dtype=self.dtype,
                 config=self.engine,
+                gpus=self.gpus,
                 workers=self.engine_count,
                 drain_seconds=self.server.drain_seconds,
             )

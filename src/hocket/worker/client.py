@@ -44,6 +44,7 @@ from hocket.worker.messages import (
     FromWorker,
     Heartbeat,
     OutMessage,
+    Planned,
     Ready,
     Rejected,
     Stats,
@@ -140,6 +141,18 @@ class EngineClient:
     def open_requests(self) -> int:
         """Requests of this client that are not over."""
         return len(self._streams) + self._reading
+
+    async def planned(self) -> Planned:
+        """Wait for the plan of the worker that this client has started.
+
+        Raises what keeps it from being loaded (ConfigError, CheckpointError), as far as that shows before.
+        """
+        assert self._supervisor is not None, "another front end started the worker"
+        planned, failure = self._supervisor.planned, self._supervisor.failure
+        await asyncio.wait((planned, failure), return_when=asyncio.FIRST_COMPLETED)
+        if failure.done():
+            raise failure.result()
+        return planned.result()
 
     async def wait_ready(self, timeout_seconds: float | None = None) -> EngineInfo:
         """Wait for a worker that has its engine.

@@ -17,11 +17,13 @@ import zmq
 from numpy.typing import NDArray
 
 from hocket import errors
+from hocket.checkpoint.voices import BuiltinVoice
 from hocket.config import EngineConfig, NonNegativeFloat, PositiveInt
 from hocket.core import (
     AudioChunk,
     EngineInfo,
     FinishReason,
+    MemoryPlan,
     PreparedReference,
     RequestEnd,
     SampleFormat,
@@ -51,6 +53,8 @@ class EngineSpec(StrictModel):
     device: str = "cpu"
     dtype: str = "float32"
     config: EngineConfig = EngineConfig()
+    #: GPUs that the machine's workers are spread over, from `cuda:0` on; None: all are on `device`.
+    gpus: PositiveInt | None = None
     #: Workers on this machine, which share its processor cores.
     workers: PositiveInt = 1
     #: After SIGTERM, open requests may go on for this long.
@@ -154,6 +158,13 @@ class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
 # ---- from the worker to a front end
 
 
+class Planned(msgspec.Struct, frozen=True, array_like=True, tag="planned"):
+    """The engine is about to be loaded, and nothing speaks against it so far."""
+
+    memory: MemoryPlan
+    voices: dict[str, BuiltinVoice]
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The engine is loaded: the process that it runs in, and what it is."""
@@ -233,8 +244,19 @@ ToWorker = Hello | Submit | Convert | Cancel | AskStats
 FromWorker = Ready | Chunk | Rejected | Stats | Heartbeat | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
+_report = msgspec.json.Decoder(Planned | Stopped, dec_hook=lambda _, codes: np.array(codes, np.int64))
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(_FlatReady | Chunk | Rejected | Stats | Heartbeat | Stopped)
+
+
+def encode_report(report: Planned | Stopped) -> bytes:
+    """A line on a worker's standard output: its plan, or why it has none or could not follow it."""
+    return msgspec.json.encode(report, enc_hook=np.ndarray.tolist) + b"\n"
+
+
+def decode_report(line: bytes) -> Planned | Stopped:
+    """Raises msgspec.MsgspecError."""
+    return _report.decode(line)
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hocket.core import EngineInfo, SpeechRequest
 from hocket.errors import EngineStoppedError
 from hocket.worker.client import BUFFER_BYTES, HANG_SECONDS, EngineClient, State
-from hocket.worker.messages import EngineSpec, Stats
+from hocket.worker.messages import EngineSpec, Planned, Stats
 from hocket.worker.stream import SpeechStream
 
 
@@ -84,6 +84,10 @@ class EnginePool:
             rows = client.info.rows if client.state in ("ready", "draining") else 0
             statuses.append(WorkerStatus(client.state, rows, client.open_requests))
         return statuses
+
+    async def planned(self) -> Planned:
+        """The plan of the first, which is that of all. Raises what `EngineClient.planned` does."""
+        return await self._clients[0].planned()
 
     async def wait_ready(self, timeout_seconds: float | None = None) -> EngineInfo:
         """Wait for all. Raises what the first that fails could not be loaded for, or EngineStoppedError."""

@@ -10,11 +10,10 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from hocket.errors import ConfigError, EngineStoppedError, HocketError
-from hocket.worker.messages import EngineSpec, WireError
+from hocket.worker.messages import EngineSpec, Planned, decode_report
 
 _LOG = logging.getLogger("hocket.worker")
 
@@ -23,6 +22,8 @@ FIRST_DELAY_SECONDS = 0.5
 LAST_DELAY_SECONDS = 30.0
 #: ... and back to the first once a worker has been well for this long.
 HEALTHY_SECONDS = 60.0
+#: The longest report: voices come with their codes.
+_REPORT_BYTES = 64 * 2**20
 #: A worker that was told to leave gets this long beyond its `drain_seconds`.
 _EXIT_SECONDS = 5.0
 
@@ -36,6 +37,8 @@ class Supervisor:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
+        #: What the first worker was about to load.
+        self.planned: asyncio.Future[Planned] = asyncio.get_running_loop().create_future()
         self.failure: asyncio.Future[HocketError] = asyncio.get_running_loop().create_future()
         self._folder = Path(tempfile.mkdtemp(prefix="hocket-"))
         self.endpoint = f"ipc://{self._folder / 'engine'}"
@@ -78,11 +81,14 @@ class Supervisor:
         delay = FIRST_DELAY_SECONDS
         while not self._stopping:
             self._ready_at = None
-            code, report = await self._run_worker()
+            code, error = await self._run_worker()
             if self._stopping:
                 return
             if not self._ever_ready:
-                self.failure.set_result(_error_of(code, report))
+                self.failure.set_result(
+                    error
+                    or EngineStoppedError(f"the worker ended with code {code} before it was ready; its log says why")
+                )
                 return
             now = asyncio.get_running_loop().time()
             if self._ready_at is not None and now - self._ready_at >= HEALTHY_SECONDS:
@@ -91,22 +97,24 @@ class Supervisor:
             await asyncio.sleep(delay)
             delay = min(2 * delay, LAST_DELAY_SECONDS)
 
-    async def _run_worker(self) -> tuple[int, bytes]:
-        """Exit code of a worker (negative: the signal that ended it) and what it reported."""
+    async def _run_worker(self) -> tuple[int, HocketError | None]:
+        """Exit code of a worker (negative: the signal that ended it) and the error that it reported."""
         # In a session of its own, so that Ctrl-C on a terminal reaches the front end alone.
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "hocket.worker.process", self.endpoint, self._spec.model_dump_json()),
             stdin=PIPE,
             stdout=PIPE,
+            limit=_REPORT_BYTES,
             start_new_session=True,
         )
-        _LOG.info("event=worker_start pid=%d", process.pid)
         assert process.stdout is not None
-        report = await process.stdout.read()
-        return await process.wait(), report
-
-
-def _error_of(code: int, report: bytes) -> HocketError:
-    if report:
-        return msgspec.json.decode(report, type=WireError).error()
-    return EngineStoppedError(f"the worker ended with code {code} before it was ready; its log says why")
+        error = None
+        async for line in process.stdout:
+            report = decode_report(line)
+            if not isinstance(report, Planned):
+                error = report.error.error()
+                continue
+            _LOG.info("event=worker_start pid=%d", process.pid)
+            if not self.planned.done():
+                self.planned.set_result(report)
+        return await process.wait(), error
