@@ -35,7 +35,7 @@ import torch
 
 from benchmarks.gpu import golden as gpu_golden
 from benchmarks.gpu.tools import ROOT, Report, device_of, parser_of
-from hocket.bench.engine.bench import CONTEXT_ROWS, EngineWishes, bench_engine, engine_config
+from hocket.bench.engine.bench import CONTEXT_ROWS, EngineRunConfig, bench_engine, engine_config
 from hocket.bench.engine.random_model import random_models
 from hocket.bench.engine.workload import read_workload
 from hocket.bench.environment import host_facts
@@ -224,21 +224,21 @@ class Check:
         profile, base = _engine_of_profile(arguments.profile)
         chosen = {"quantize": arguments.quantize or base.quantize, "kv_dtype": arguments.kv_dtype or base.kv_dtype}
         base = base.model_copy(update=chosen)
-        wishes = EngineWishes(
+        run_config = EngineRunConfig(
             model=arguments.model,
             codec=arguments.codec,
             random_weights=True,
             device=str(self._device),
             dtype="bfloat16" if is_gpu else "float32",
             profile=profile,
-            config=engine_config(base, rows=rows, context_rows=CONTEXT_ROWS, strict=False),
+            engine=engine_config(base, rows=rows, context_rows=CONTEXT_ROWS, strict=False),
             clients=rows,
             rate=None,
             requests=arguments.requests,
             ignore_stop=True,
             seed=0,
         )
-        figures = bench_engine(wishes)
+        figures = bench_engine(run_config)
         # That of `hocket bench`; the report has the one that ran.
         del figures["command"]
         return figures

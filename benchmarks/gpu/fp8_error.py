@@ -45,32 +45,32 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=64, help="frames for the codec")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the report here as well")
-    wishes = parser.parse_args()
-    device = parse_device(wishes.device)
+    arguments = parser.parse_args()
+    device = parse_device(arguments.device)
     # By default convolutions in float32 multiply in TF32.
     torch.backends.cudnn.allow_tf32 = False
 
     def models(dtype: torch.dtype) -> Models:
-        if wishes.random_weights:
-            return random_models(wishes.model, wishes.codec, device=device, dtype=dtype, seed=wishes.seed)
-        return loaded_models(wishes.model, wishes.codec, device=device, dtype=dtype)
+        if arguments.random_weights:
+            return random_models(arguments.model, arguments.codec, device=device, dtype=dtype, seed=arguments.seed)
+        return loaded_models(arguments.model, arguments.codec, device=device, dtype=dtype)
 
     facts = device_facts(device)
-    errors = fp8_errors(models, rows=wishes.rows, frames=wishes.frames, seed=wishes.seed)
+    errors = fp8_errors(models, rows=arguments.rows, frames=arguments.frames, seed=arguments.seed)
     report = {
-        "model": wishes.model,
-        "random_weights": wishes.random_weights,
+        "model": arguments.model,
+        "random_weights": arguments.random_weights,
         "device": facts["gpu"] or device.type,
-        "rows": wishes.rows,
-        "frames": wishes.frames,
+        "rows": arguments.rows,
+        "frames": arguments.frames,
         "relative_rms_error": errors,
         "torch": facts["torch"],
         "date": now(),
     }
     text = json.dumps(report, indent=1)
     print(text)
-    if wishes.json is not None:
-        wishes.json.write_text(text + "\n", encoding="utf-8")
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hocket.bench.engine.bench import EngineWishes, bench_engine, engine_config, engine_table
+from hocket.bench.engine.bench import EngineRunConfig, bench_engine, engine_config, engine_table
 from hocket.bench.engine.random_model import NAMED, empty_models, plans, random_models
 from hocket.bench.engine.workload import ContinuationPrompt, CustomVoicePrompt, Spoken, read_workload, workload_prompt
 from hocket.checkpoint.hub import read_config
@@ -37,7 +37,7 @@ SPEAKERS, CODEC_12HZ = str(QWEN3 / "custom_1b7"), str(QWEN3 / "base_1b7")
 FLOAT = torch.float32
 
 
-def wishes(**more: Any) -> EngineWishes:
+def run_config(**more: Any) -> EngineRunConfig:
     fields: dict[str, Any] = {
         "model": TALKER,
         "codec": CODEC,
@@ -45,14 +45,14 @@ def wishes(**more: Any) -> EngineWishes:
         "device": "cpu",
         "dtype": "float32",
         "profile": "default",
-        "config": engine_config(EngineConfig(page_rows=16), rows=3, context_rows=512, strict=False),
+        "engine": engine_config(EngineConfig(page_rows=16), rows=3, context_rows=512, strict=False),
         "clients": 3,
         "rate": None,
         "requests": 8,
         "ignore_stop": True,
         "seed": 0,
     }
-    return EngineWishes(**(fields | more))
+    return EngineRunConfig(**(fields | more))
 
 
 def lengths(requests: int) -> list[int]:
@@ -63,7 +63,7 @@ def lengths(requests: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def closed() -> dict[str, Any]:
-    return bench_engine(wishes())
+    return bench_engine(run_config())
 
 
 def test_lengths_are_forced_and_audio_is_what_they_come_to(closed: dict[str, Any]) -> None:
@@ -116,42 +116,40 @@ def test_seeds_are_said_or_left_out(monkeypatch: pytest.MonkeyPatch, seeded: boo
         return add(self, request)
 
     monkeypatch.setattr(Engine, "add", noting)
-    figures = bench_engine(wishes(requests=4, seeded=seeded))
+    figures = bench_engine(run_config(requests=4, seeded=seeded))
     assert figures["seeded"] == seeded
     # Behind those of the warm-up.
     assert seeds[3:] == ([0, 1, 2, 3] if seeded else [None] * 4)
 
 
 def test_an_open_loop_ends_with_everything_said() -> None:
-    figures = bench_engine(wishes(clients=None, rate=40.0, requests=6))
+    figures = bench_engine(run_config(clients=None, rate=40.0, requests=6))
     assert figures["frames"] == sum(lengths(6))
     assert (figures["clients"], figures["rate"]) == (None, 40.0)
 
 
-@pytest.mark.parametrize(
-    ("load", "warm", "most_open"), [({"clients": 2}, 2, 2), ({"clients": None, "rate": 1e6}, 3, 4)]
-)
+@pytest.mark.parametrize(("load", "warm", "max_open"), [({"clients": 2}, 2, 2), ({"clients": None, "rate": 1e6}, 3, 4)])
 def test_every_row_is_warm_before_the_clock_starts(
-    monkeypatch: pytest.MonkeyPatch, load: dict[str, Any], warm: int, most_open: int
+    monkeypatch: pytest.MonkeyPatch, load: dict[str, Any], warm: int, max_open: int
 ) -> None:
-    asked: list[int | None] = []
+    sent: list[int | None] = []
     seeds: set[int | None] = set()
     add = Engine.add
 
     def noting(engine: Engine, request: SpeechRequest) -> str:
-        asked.append(request.max_frames)
+        sent.append(request.max_frames)
         seeds.add(request.seed)
         return add(engine, request)
 
     monkeypatch.setattr(Engine, "add", noting)
-    figures = bench_engine(wishes(requests=4, **load))
-    assert asked == [min(24, frames) for frames in lengths(warm)] + lengths(4)
-    assert figures["most_open"] == most_open
+    figures = bench_engine(run_config(requests=4, **load))
+    assert sent == [min(24, frames) for frames in lengths(warm)] + lengths(4)
+    assert figures["most_open"] == max_open
     assert len(seeds) == warm + 4  # no prompt is in the prefix cache when the clock starts
 
 
 def test_what_all_began_at_once_has_no_steady_rate() -> None:
-    figures = bench_engine(wishes(requests=2, clients=2))
+    figures = bench_engine(run_config(requests=2, clients=2))
     assert figures["audio_s_per_s"] is None
     assert figures["audio_s_per_s_full"] > 0
     assert "no steady state" in "".join(str(cell) for cell in engine_table(figures).columns[1].cells)
@@ -160,12 +158,12 @@ def test_what_all_began_at_once_has_no_steady_rate() -> None:
 def test_a_context_that_is_too_small_is_told_beforehand() -> None:
     small = engine_config(EngineConfig(), rows=2, context_rows=64, strict=False)
     with pytest.raises(ConfigError, match="max_context_rows="):
-        bench_engine(wishes(config=small))
+        bench_engine(run_config(engine=small))
 
 
 def test_strict_and_checkpoints_run_the_same_way() -> None:
     config = engine_config(EngineConfig(page_rows=16), rows=2, context_rows=512, strict=True)
-    figures = bench_engine(wishes(config=config, random_weights=False, requests=2, clients=2))
+    figures = bench_engine(run_config(engine=config, random_weights=False, requests=2, clients=2))
     assert figures["strict"] is True
     assert figures["frames"] == sum(lengths(2))
 
@@ -287,7 +285,7 @@ def test_prompts_of_speakers_are_those_of_the_family_but_for_the_words() -> None
 @pytest.mark.parametrize("random_weights", [True, False])
 def test_speakers_of_qwen3_tts_speak_the_workload(random_weights: bool) -> None:
     figures = bench_engine(
-        wishes(model=SPEAKERS, codec=CODEC_12HZ, random_weights=random_weights, requests=3, clients=2)
+        run_config(model=SPEAKERS, codec=CODEC_12HZ, random_weights=random_weights, requests=3, clients=2)
     )
     assert figures["frames"] == sum(lengths(3))
     assert figures["audio_s"] == pytest.approx(figures["frames"] * 0.08, abs=0.01)
@@ -298,17 +296,17 @@ def test_speakers_of_qwen3_tts_speak_the_workload(random_weights: bool) -> None:
 @pytest.mark.parametrize("random_weights", [True, False])
 def test_a_checkpoint_without_speakers_is_told_beforehand(kind: str, random_weights: bool) -> None:
     with pytest.raises(ConfigError, match="give a CustomVoice checkpoint"):
-        bench_engine(wishes(model=str(QWEN3 / kind), codec=CODEC_12HZ, random_weights=random_weights))
+        bench_engine(run_config(model=str(QWEN3 / kind), codec=CODEC_12HZ, random_weights=random_weights))
 
 
 def test_what_is_no_model() -> None:
     with pytest.raises(ConfigError, match=r"moss-tts-local-v1\.5"):
-        bench_engine(wishes(model="nobody/knows-this"))
+        bench_engine(run_config(model="nobody/knows-this"))
 
 
 def test_dimensions_that_ship_bring_their_codec() -> None:
     with pytest.raises(ConfigError, match="leave --codec out"):
-        bench_engine(wishes(model="qwen3-tts-1.7b"))
+        bench_engine(run_config(model="qwen3-tts-1.7b"))
 
 
 def test_what_the_device_cannot_do_is_refused_before_models_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,4 +315,4 @@ def test_what_the_device_cannot_do_is_refused_before_models_are_made(monkeypatch
 
     monkeypatch.setattr("hocket.bench.engine.bench.random_models", made)
     with pytest.raises(ConfigError, match="quantize is fp8, which cpu cannot compute"):
-        bench_engine(wishes(config=EngineConfig(quantize="fp8")))
+        bench_engine(run_config(engine=EngineConfig(quantize="fp8")))

@@ -11,9 +11,9 @@ from hocket.bench.dialects import Delivery, find_dialect
 from hocket.bench.http import Target
 from hocket.bench.judge.asr import load_recogniser
 from hocket.bench.judge.outcome import Limits
-from hocket.bench.judge.speaking_rate import Pace
+from hocket.bench.judge.speaking_rate import SpeakingRate
 from hocket.bench.load.generator import Load
-from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.run_config import RunConfig
 from hocket.bench.serve import bench_serve
 from hocket.errors import HocketError
 from tests.support.faulty_server import FAULTS, FaultyServer, faulty_server
@@ -33,7 +33,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """The requests of the report, one for each of `voices`, in their order."""
     items = choose(load_dataset("plain", None), seed=None, limit=len(voices), voices=voices)
-    wishes = Wishes(
+    run_config = RunConfig(
         target=Target.parse(url),
         dialect=find_dialect("hocket"),
         items=items,
@@ -41,11 +41,11 @@ def run(
         delivery=delivery,
         response_format=response_format,
         timeout_seconds=9.0,
-        has_floor=False,
+        has_self_check=False,
         recogniser=load_recogniser(url, model="tones", api_key=None) if words else None,
         **{"limits": LIMITS, "warmup": 0, **more},
     )
-    (stage,) = bench_serve(wishes)["stages"]
+    (stage,) = bench_serve(run_config)["stages"]
     return sorted(stage["requests"], key=lambda request: int(request["index"]))
 
 
@@ -121,15 +121,15 @@ def test_nobody_there_is_an_error_and_not_a_report_of_failures() -> None:
 def test_the_servers_own_figures_stand_beside() -> None:
     server = FaultyServer()
     with faulty_server(server) as url:
-        wishes = Wishes(
+        run_config = RunConfig(
             target=Target.parse(url),
             dialect=find_dialect("hocket"),
             items=load_dataset("short", None),
             loads=[Load(5, clients=2)],
-            has_floor=False,
+            has_self_check=False,
             has_probe=False,
         )
-        (stage,) = bench_serve(wishes)["stages"]
+        (stage,) = bench_serve(run_config)["stages"]
     # Warm-up requests are not among them.
     assert stage["server_first_audio_ms"]["count"] == 5
     assert stage["server_first_audio_ms"]["mean"] == pytest.approx(20.0)
@@ -140,6 +140,6 @@ def test_the_servers_own_figures_stand_beside() -> None:
     "text", ["No.", "The tower is 312 metres tall and has 1,665 steps.", "雨停了以后，孩子们都跑到院子里去玩。"]
 )
 def test_half_and_double_of_a_usual_length_differ_from_its_bounds_or_lie_within_them(text: str) -> None:
-    least, most = Pace().bounds(text)
+    least, most = SpeakingRate().bounds(text)
     assert 0 < least < most
-    assert Pace().bounds(text + text)[1] > most
+    assert SpeakingRate().bounds(text + text)[1] > most

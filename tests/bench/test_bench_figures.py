@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hocket.bench.dataset import Item
-from hocket.bench.judge.decode import Heard
+from hocket.bench.judge.decode import DecodedAudio
 from hocket.bench.judge.outcome import Limits, Outcome, check_together, judge
 from hocket.bench.judge.playback import play
 from hocket.bench.load.prometheus import _parse, difference, first_audio
@@ -25,17 +25,17 @@ def test_a_player_that_starts_at_once_stands_still_when_it_runs_dry() -> None:
     marks = [(0.0, 1.0), (1.5, 2.0), (2.0, 3.0), (5.0, 3.5)]
     playback = play(marks, 0.0)
     assert playback.began_at == 0.0
-    assert playback.standstills == ((1.0, 0.5), (3.5, 1.5))
-    assert playback.still_seconds == 2.0
-    assert playback.longest_seconds == 1.5
+    assert playback.stalls == ((1.0, 0.5), (3.5, 1.5))
+    assert playback.stalled_seconds == 2.0
+    assert playback.longest_stall_seconds == 1.5
 
 
 def test_a_start_buffer_forgives_and_delays() -> None:
     marks = [(0.0, 0.1), (0.4, 1.0), (1.2, 2.0)]
-    assert play(marks, 0.0).still_seconds == pytest.approx(0.3)
+    assert play(marks, 0.0).stalled_seconds == pytest.approx(0.3)
     buffered = play(marks, 0.5)
     assert buffered.began_at == 0.4
-    assert buffered.standstills == ()
+    assert buffered.stalls == ()
     # More than there will ever be: it begins with all of it.
     assert play(marks, 10.0).began_at == 1.2
 
@@ -53,9 +53,9 @@ def outcome(index: int = 0, text: str = "Somebody left a basket of apples on the
 def test_first_sound_is_not_the_first_byte() -> None:
     samples = np.zeros((1, 30_000), np.float32)
     samples[:, 12_000:] = 0.3 * np.sin(np.arange(18_000) / 10)
-    heard = Heard(samples, 10_000, [(10.2, 1.0), (10.9, 2.0), (11.0, 3.0)])
+    decoded = DecodedAudio(samples, 10_000, [(10.2, 1.0), (10.9, 2.0), (11.0, 3.0)])
     judged = outcome()
-    judge(judged, heard, 10.0, Limits())
+    judge(judged, decoded, 10.0, Limits())
     assert judged.leading_silence_ms == pytest.approx(1200.0)
     assert judged.ttfa_ms == pytest.approx(900.0)
     assert judged.gap_longest_ms == pytest.approx(700.0)
@@ -70,7 +70,7 @@ def test_a_loud_peak_is_no_clipping_but_a_plateau_is() -> None:
     flat = np.clip(wave * 3, -1.0, 1.0)
     for samples, expected in ((peaks, set()), (flat, {"clipped"})):
         judged = outcome()
-        judge(judged, Heard(samples[None], 10_000, [(0.1, 3.0)]), 0.0, Limits())
+        judge(judged, DecodedAudio(samples[None], 10_000, [(0.1, 3.0)]), 0.0, Limits())
         assert {fault.kind for fault in judged.faults} == expected
 
 

@@ -17,9 +17,9 @@ import pytest
 import uvloop
 
 from hocket.bench.dataset import Item, load_dataset
-from hocket.bench.faults import AnswerError
-from hocket.bench.http import Answer, Target, ask
-from hocket.bench.judge.decode import Heard, hear
+from hocket.bench.faults import ResponseError
+from hocket.bench.http import Response, Target, send
+from hocket.bench.judge.decode import DecodedAudio, decode_response
 from hocket.bench.judge.outcome import Limits, Outcome, judge
 from hocket.bench.report.compare import compare, differences
 from hocket.bench.report.conditions import Condition
@@ -33,14 +33,14 @@ NOISE = np.random.default_rng(0).normal(0.0, 3000.0, 2 * RATE).astype("<i2").tob
 SECRET = "sk-nobody-may-see-this"
 
 
-def answer(body: bytes, content_type: str = "audio/pcm", status: int = 200, **headers: str) -> Answer:
+def response(body: bytes, content_type: str = "audio/pcm", status: int = 200, **headers: str) -> Response:
     named = {"content-type": content_type, "x-sample-rate": str(RATE)}
     named |= {name.replace("_", "-"): value for name, value in headers.items()}
-    return Answer(0.0, 0.0, status, named, [(1.0, len(body))], body, 1.0)
+    return Response(0.0, 0.0, status, named, [(1.0, len(body))], body, 1.0)
 
 
-def events(*payloads: bytes) -> Answer:
-    return answer(b"".join(payload + b"\n\n" for payload in payloads), "text/event-stream")
+def events(*payloads: bytes) -> Response:
+    return response(b"".join(payload + b"\n\n" for payload in payloads), "text/event-stream")
 
 
 def delta(body: bytes = NOISE, **fields: Any) -> bytes:
@@ -48,9 +48,9 @@ def delta(body: bytes = NOISE, **fields: Any) -> bytes:
     return b"data: " + json.dumps(event).encode()
 
 
-def kind_of(found: Answer, delivery: Any = "raw") -> str:
-    with pytest.raises(AnswerError) as caught:
-        hear(found, "pcm", delivery)
+def kind_of(found: Response, delivery: Any = "raw") -> str:
+    with pytest.raises(ResponseError) as caught:
+        decode_response(found, "pcm", delivery)
     return caught.value.fault.kind
 
 
@@ -67,17 +67,17 @@ def kind_of(found: Answer, delivery: Any = "raw") -> str:
     ],
 )
 def test_text_and_files_are_no_raw_samples(body: bytes, content_type: str) -> None:
-    assert kind_of(answer(body, content_type)) == "wrong_format"
+    assert kind_of(response(body, content_type)) == "wrong_format"
 
 
 def test_a_compressed_body_is_no_audio() -> None:
-    assert kind_of(answer(NOISE, content_encoding="gzip")) == "wrong_format"
+    assert kind_of(response(NOISE, content_encoding="gzip")) == "wrong_format"
 
 
 def test_headers_without_sense_are_no_facts() -> None:
-    assert kind_of(answer(NOISE, x_sample_rate="9" * 5000)) == "unknown_rate"
+    assert kind_of(response(NOISE, x_sample_rate="9" * 5000)) == "unknown_rate"
     for seconds in ("nan", "inf", "-inf"):
-        assert "seconds" not in hear(answer(NOISE, x_audio_seconds=seconds), "pcm", "raw").facts
+        assert "seconds" not in decode_response(response(NOISE, x_audio_seconds=seconds), "pcm", "raw").facts
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,11 @@ def test_events_that_are_none_or_that_say_something_went_wrong(payloads: list[by
 
 @pytest.mark.parametrize("fact", [b"9" * 400, b"NaN", b"1e999", b"true", b'"\\ud800"', b'{"a": 1}'])
 def test_events_facts_are_numbers_or_words(fact: bytes) -> None:
-    heard = hear(events(delta(), b'data: {"type": "speech.audio.done", "audio_seconds": ' + fact + b"}"), "pcm", "sse")
-    assert "seconds" not in heard.facts
-    assert heard.faults == []
+    decoded = decode_response(
+        events(delta(), b'data: {"type": "speech.audio.done", "audio_seconds": ' + fact + b"}"), "pcm", "sse"
+    )
+    assert "seconds" not in decoded.facts
+    assert decoded.faults == []
 
 
 def test_wav_pieces_that_change_their_rate() -> None:
@@ -107,16 +109,16 @@ def test_wav_pieces_that_change_their_rate() -> None:
         return b"RIFF\xff\xff\xff\xffWAVE" + form + b"\x02\0\x10\0data" + size + NOISE
 
     found = events(delta(piece(48_000)), delta(piece(RATE), finish_reason="stop"))
-    assert [fault.kind for fault in hear(found, "pcm", "sse").faults] == ["wrong_rate"]
+    assert [fault.kind for fault in decode_response(found, "pcm", "sse").faults] == ["wrong_rate"]
 
 
 def test_an_errors_text_is_one_line_that_a_terminal_and_a_file_can_take() -> None:
     error = b'{"error": {"message": "\\ud800 \\u001b[31mred\\u202e\\n2"}}'
-    with pytest.raises(AnswerError) as caught:
-        hear(answer(error, "application/json", 500), "pcm", "raw")
+    with pytest.raises(ResponseError) as caught:
+        decode_response(response(error, "application/json", 500), "pcm", "raw")
     assert caught.value.fault.detail.isprintable()
     assert caught.value.fault.detail.encode()
-    assert kind_of(answer(b"[" * 100_000, "application/json", 500)) == "status_500"
+    assert kind_of(response(b"[" * 100_000, "application/json", 500)) == "status_500"
 
 
 @pytest.mark.parametrize("rate", [8, 11_025, 22_050])
@@ -124,7 +126,7 @@ def test_a_sound_at_the_very_end_after_long_silence(rate: int) -> None:
     samples = np.zeros((1, 31 * rate + 1), np.float32)
     samples[0, -1:] = 0.9
     outcome = Outcome(0, Item("a", "text"), "steady", 0.0, 0.0, 2.0)
-    judge(outcome, Heard(samples, rate, [(1.0, samples.shape[1] / rate)]), 0.0, Limits())
+    judge(outcome, DecodedAudio(samples, rate, [(1.0, samples.shape[1] / rate)]), 0.0, Limits())
     assert outcome.ttfa_ms == pytest.approx(1000.0)
 
 
@@ -167,7 +169,7 @@ def test_a_body_without_an_end_is_cut_off() -> None:
             connection.sendall(NOISE)
 
     with server(endless) as url:
-        found = uvloop.run(ask(Target.parse(url), "POST", "/", {}, b"", 60.0, 500_000))
+        found = uvloop.run(send(Target.parse(url), "POST", "/", {}, b"", 60.0, 500_000))
     assert found.broken == "too_big"
     assert len(found.body) < 2_000_000
 
@@ -266,8 +268,8 @@ def small_report(faults: int = 0) -> dict[str, Any]:
     ]
     timeline = {"steady_answers": [1] * 20, "steady_audio_seconds": [1.0] * 20, "steady_bin_seconds": 1.0}
     stage = {"name": "8 clients", "requests": requests, "timeline": {**timeline, "seconds": 20.0}}
-    wishes = {"recogniser": "base", "limits": {"buffer_seconds": 0.2}}
-    return {"host": {}, "wishes": wishes, "seeds": {"requests": 1}, "stages": [stage]}
+    run_config = {"recogniser": "base", "limits": {"buffer_seconds": 0.2}}
+    return {"host": {}, "wishes": run_config, "seeds": {"requests": 1}, "stages": [stage]}
 
 
 def test_a_server_that_fails_more_is_worse_and_other_means_are_told() -> None:

@@ -13,13 +13,13 @@ from hocket.bench.http import Target
 from hocket.bench.isolation import By, bench_isolation, print_isolation
 from hocket.bench.judge.asr import load_recogniser
 from hocket.bench.load.generator import Load
-from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.run_config import RunConfig
 from hocket.errors import ConfigError
 from tests.support.faulty_server import FaultyServer, faulty_server
 
 
-def wishes(url: str, count: int = 12) -> Wishes:
-    return Wishes(
+def run_config(url: str, count: int = 12) -> RunConfig:
+    return RunConfig(
         target=Target.parse(url),
         dialect=find_dialect("hocket"),
         items=load_dataset("plain", None)[:count],
@@ -33,17 +33,17 @@ def wishes(url: str, count: int = 12) -> Wishes:
 def test_everybody_gets_their_own(by: By) -> None:
     server = FaultyServer(seconds_per_chunk=0.01)
     with faulty_server(server) as url:
-        report = bench_isolation(wishes(url), by)
+        report = bench_isolation(run_config(url), by)
     assert report["verdict"] == "isolated"
     assert report["counts"] == {"own": 12}
-    assert report["most_open"] == server.most_open == 6
+    assert report["most_open"] == server.max_open == 6
     assert min(row["likeness_own"] for row in report["answers"]) > 0.99
     assert print_isolation(report).endswith("PASS")
 
 
 def test_swapped_answers_are_found_and_told_apart() -> None:
     with faulty_server(FaultyServer(swaps=True)) as url:
-        report = bench_isolation(wishes(url), "words")
+        report = bench_isolation(run_config(url), "words")
     assert report["verdict"] == "leak"
     # The first answer is a text that nobody asked for; the last request's text went to nobody.
     assert report["counts"] == {"other": 11, "unclear": 1}
@@ -66,14 +66,14 @@ def test_by_seed_a_leak_under_load_is_found_without_a_recogniser() -> None:
             await super()._speech(request, writer)
 
     with faulty_server(LeaksWhenBusy(seconds_per_chunk=0.02)) as url:
-        report = bench_isolation(wishes(url), "seed")
+        report = bench_isolation(run_config(url), "seed")
     assert report["verdict"] == "leak"
     assert report["counts"]["other"] >= 6
 
 
 def test_noise_proves_nothing() -> None:
     with faulty_server() as url:
-        silent = wishes(url)
+        silent = run_config(url)
         silent = replace(silent, items=[replace(item, voice="silent") for item in silent.items])
         report = bench_isolation(silent, "words")
     assert report["verdict"] == "unproven"
@@ -82,7 +82,7 @@ def test_noise_proves_nothing() -> None:
 
 def test_failed_requests_are_told() -> None:
     with faulty_server() as url:
-        broken = wishes(url, 3)
+        broken = run_config(url, 3)
         broken = replace(broken, items=[replace(broken.items[0], voice="status"), *broken.items[1:]])
         report = bench_isolation(broken, "words")
     assert report["counts"] == {"failed": 1, "own": 2}
@@ -91,10 +91,10 @@ def test_failed_requests_are_told() -> None:
 
 
 def test_what_cannot_be_told_apart_or_asked() -> None:
-    one = wishes("http://127.0.0.1:1", 1)
+    one = run_config("http://127.0.0.1:1", 1)
     with pytest.raises(ConfigError, match="two different texts"):
         bench_isolation(one, "words")
     with pytest.raises(ConfigError, match="no field for seeds"):
-        bench_isolation(replace(wishes("http://127.0.0.1:1"), dialect=find_dialect("openai")), "seed")
+        bench_isolation(replace(run_config("http://127.0.0.1:1"), dialect=find_dialect("openai")), "seed")
     with pytest.raises(ConfigError, match="needs a recogniser"):
-        bench_isolation(replace(wishes("http://127.0.0.1:1"), recogniser=None), "words")
+        bench_isolation(replace(run_config("http://127.0.0.1:1"), recogniser=None), "words")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import uvloop
 
-from hocket.bench.http import Answer, Target, ask
-from hocket.bench.load.generator import Load, StageRun, due_seconds, edge_requests, most_open, parse_ramp, run_stage
-from hocket.bench.load.self_check import measure_floor, stub_server
+from hocket.bench.http import Response, Target, send
+from hocket.bench.load.generator import Load, StageRun, due_seconds, edge_requests, max_open, parse_ramp, run_stage
+from hocket.bench.load.self_check import self_check, stub_server
 from hocket.errors import ConfigError
 from tests.support.faulty_server import FaultyServer, faulty_server
 
@@ -22,17 +22,17 @@ class Server:
     """Answers after `seconds`, without a network."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.open, self.most, self.asked = seconds, 0, 0, list[int]()
+        self.seconds, self.open, self.most, self.sent = seconds, 0, 0, list[int]()
 
-    async def __call__(self, index: int) -> Answer:
-        answer = Answer(asked_at=time.perf_counter())
-        self.asked.append(index)
+    async def __call__(self, index: int) -> Response:
+        response = Response(sent_at=time.perf_counter())
+        self.sent.append(index)
         self.open += 1
         self.most = max(self.most, self.open)
         await asyncio.sleep(self.seconds)
         self.open -= 1
-        answer.ended_at = time.perf_counter()
-        return answer
+        response.ended_at = time.perf_counter()
+        return response
 
 
 def drive(load: Load, server: Server) -> StageRun:
@@ -42,37 +42,37 @@ def drive(load: Load, server: Server) -> StageRun:
 def test_a_closed_loop_keeps_so_many_open_and_asks_for_each_once() -> None:
     server = Server(0.02)
     run = drive(Load(20, clients=4), server)
-    assert server.most == run.most_open == 4
-    assert sorted(server.asked) == list(range(20))
-    assert [one.phase for one in run.asked] == ["fill"] * 4 + ["steady"] * 12 + ["drain"] * 4
+    assert server.most == run.max_open == 4
+    assert sorted(server.sent) == list(range(20))
+    assert [one.phase for one in run.sent] == ["fill"] * 4 + ["steady"] * 12 + ["drain"] * 4
     first, last = run.window
     assert run.began <= first < last < run.ended
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     class AnswersWhenAllHaveAsked(Server):
-        async def __call__(self, index: int) -> Answer:
-            answer = Answer(asked_at=time.perf_counter())
+        async def __call__(self, index: int) -> Response:
+            response = Response(sent_at=time.perf_counter())
             self.open += 1
             while self.open < 30:
                 await asyncio.sleep(0.005)
-            answer.ended_at = time.perf_counter()
-            return answer
+            response.ended_at = time.perf_counter()
+            return response
 
     load = run_stage(Load(30, rate=100.0, arrivals="constant"), AnswersWhenAllHaveAsked(0.0), seed=7)
     run = asyncio.run(asyncio.wait_for(load, 30.0))
-    assert run.most_open == 30
-    dues = np.array([one.due for one in run.asked]) - run.began
+    assert run.max_open == 30
+    dues = np.array([one.due for one in run.sent]) - run.began
     assert dues == pytest.approx(np.arange(30) / 100)
     # Latencies count from when a request was due: were the generator late, that would show.
-    assert all(one.answer.asked_at >= one.due for one in run.asked)
+    assert all(one.response.sent_at >= one.due for one in run.sent)
 
 
 def test_poisson_arrivals_are_those_of_the_seed_and_as_many_as_they_should_be() -> None:
     dues = []
     for _ in range(2):
         run = drive(Load(400, rate=2000.0), Server(0.0))
-        dues.append(np.array([one.due for one in run.asked]) - run.began)
+        dues.append(np.array([one.due for one in run.sent]) - run.began)
     assert dues[0] == pytest.approx(dues[1])
     assert dues[0][-1] == pytest.approx(0.2, rel=0.2)
     gaps = np.diff(dues[0])
@@ -83,18 +83,18 @@ def test_arrivals_are_planned_before_anything_is_asked() -> None:
     assert due_seconds(Load(4, rate=2.0, arrivals="constant"), 0).tolist() == [0.0, 0.5, 1.0, 1.5]
     planned = due_seconds(Load(50, rate=2000.0), 7)
     run = drive(Load(50, rate=2000.0), Server(0.0))
-    assert [one.due - run.began for one in run.asked] == pytest.approx(planned.tolist(), abs=1e-6)
+    assert [one.due - run.began for one in run.sent] == pytest.approx(planned.tolist(), abs=1e-6)
 
 
 def test_what_is_open_at_a_time_and_what_of_it_is_an_edge() -> None:
-    assert most_open([(0.0, 1.0), (1.0, 2.0), (1.5, 3.0), (1.6, 1.7)]) == 3
-    assert most_open([(0.0, 1.0), (1.0, 2.0)]) == 1  # who has an answer asks again
+    assert max_open([(0.0, 1.0), (1.0, 2.0), (1.5, 3.0), (1.6, 1.7)]) == 3
+    assert max_open([(0.0, 1.0), (1.0, 2.0)]) == 1  # who has an answer asks again
     assert [edge_requests(open_now, 40) for open_now in (1, 10, 11, 40)] == [1, 10, 10, 10]
 
 
 def test_short_runs_keep_half_their_requests_as_steady() -> None:
     run = drive(Load(8, clients=8), Server(0.01))
-    assert [one.phase for one in run.asked].count("steady") == 4
+    assert [one.phase for one in run.sent].count("steady") == 4
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "a", "", "1/m", "1,,2", "nan/s", "1e9"])
@@ -130,8 +130,8 @@ def test_what_is_no_address_is_refused_without_repeating_a_key(address: str) -> 
     assert "key@" not in str(caught.value)
 
 
-def get(url: str, path: str, timeout: float = 5.0) -> Answer:
-    return asyncio.run(ask(Target.parse(url), "GET", path, {}, b"", timeout))
+def get(url: str, path: str, timeout: float = 5.0) -> Response:
+    return asyncio.run(send(Target.parse(url), "GET", path, {}, b"", timeout))
 
 
 def test_a_refused_connection_a_timeout_and_a_close_are_answers() -> None:
@@ -160,18 +160,18 @@ def test_pieces_are_timed_as_they_arrive() -> None:
     server = FaultyServer(seconds_per_chunk=0.1)
     body = b'{"input": "one two three four", "response_format": "pcm"}'
     with faulty_server(server) as url:
-        answer = asyncio.run(ask(Target.parse(url), "POST", "/v1/audio/speech", {}, body, 10.0))
-    times = np.array([at for at, _ in answer.arrivals])
+        response = asyncio.run(send(Target.parse(url), "POST", "/v1/audio/speech", {}, body, 10.0))
+    times = np.array([at for at, _ in response.arrivals])
     assert len(times) == 6
     assert (np.diff(times) > 0.08).all()
-    assert answer.arrivals[-1][1] == len(answer.body)
-    assert answer.connected_at is not None
-    assert answer.asked_at <= answer.connected_at <= times[0]
-    assert times[-1] <= answer.ended_at
+    assert response.arrivals[-1][1] == len(response.body)
+    assert response.connected_at is not None
+    assert response.sent_at <= response.connected_at <= times[0]
+    assert times[-1] <= response.ended_at
 
 
 def test_the_generators_own_floor_is_measured() -> None:
-    floor = asyncio.run(measure_floor(8, seconds=0.4))
+    floor = asyncio.run(self_check(8, seconds=0.4))
     assert floor["failures"] == 0
     # 8 streams of 48 kHz stereo, no faster than they play but for the first piece.
     assert 0.0 < floor["megabytes_per_s"] < 8 * 0.192 * 1.5
@@ -181,15 +181,15 @@ def test_the_generators_own_floor_is_measured() -> None:
 
 @pytest.mark.slow
 def test_256_streams_of_48_khz_stereo_take_less_than_a_core() -> None:
-    async def one(_: int) -> Answer:
-        answer = await ask(target, "POST", "/v1/audio/speech", {}, b"{}", 120.0)
-        answer.body = b""
-        return answer
+    async def one(_: int) -> Response:
+        response = await send(target, "POST", "/v1/audio/speech", {}, b"{}", 120.0)
+        response.body = b""
+        return response
 
     with stub_server(seconds=5.0) as target, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         run = runner.run(run_stage(Load(512, clients=256), one, seed=0))
-    assert all(asked.answer.broken is None for asked in run.asked)
-    received = sum(asked.answer.arrivals[-1][1] for asked in run.asked)
+    assert all(sent.response.broken is None for sent in run.sent)
+    received = sum(sent.response.arrivals[-1][1] for sent in run.sent)
     assert received == 512 * 62 * 3840 * 4
     # In processor time, so that what else the machine does changes nothing: all of it plays for 10 s.
     assert run.cpu_seconds < 10.0

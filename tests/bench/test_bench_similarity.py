@@ -17,7 +17,7 @@ from hocket.bench.http import Target
 from hocket.bench.isolation import _match_voices, bench_isolation, print_isolation
 from hocket.bench.judge.asr import RATE, load_recogniser
 from hocket.bench.load.generator import Load
-from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.run_config import RunConfig
 from hocket.bench.serve import bench_serve
 from tests.support.faulty_server import faulty_server, speak, wav
 
@@ -51,18 +51,18 @@ def recording(folder: Path, text: str) -> Path:
     return path
 
 
-def wishes(url: str, items: list[Item], **more: Any) -> Wishes:
+def run_config(url: str, items: list[Item], **more: Any) -> RunConfig:
     fields: dict[str, Any] = {
         "target": Target.parse(url),
         "dialect": find_dialect("hocket"),
         "items": items,
         "loads": [Load(len(items), clients=2)],
         "warmup": 0,
-        "has_floor": False,
+        "has_self_check": False,
         "has_probe": False,
         "speaker_model": Letters(),
     }
-    return Wishes(**(fields | more))
+    return RunConfig(**(fields | more))
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def test_answers_unlike_their_references_fail_and_likeness_is_a_figure(voices: l
         Item("none", TEXTS[1]),
     ]
     with faulty_server() as url:
-        (stage,) = bench_serve(wishes(url, items, min_similarity=0.5))["stages"]
-        (lenient,) = bench_serve(wishes(url, items))["stages"]
+        (stage,) = bench_serve(run_config(url, items, min_similarity=0.5))["stages"]
+        (lenient,) = bench_serve(run_config(url, items))["stages"]
     own, other, none = sorted(stage["requests"], key=lambda request: int(request["index"]))
     assert own["similarity"] > 0.9
     assert other["similarity"] < 0.2
@@ -105,7 +105,7 @@ def test_a_likeness_that_is_no_number_is_too_little(voices: list[Path]) -> None:
 
     items = [Item("own", TEXTS[0], reference=voices[0])]
     with faulty_server() as url:
-        (stage,) = bench_serve(wishes(url, items, speaker_model=Broken(), min_similarity=-1.0))["stages"]
+        (stage,) = bench_serve(run_config(url, items, speaker_model=Broken(), min_similarity=-1.0))["stages"]
     (request,) = stage["requests"]
     assert [fault["kind"] for fault in request["faults"]] == ["wrong_voice"]
     assert "similarity" not in request
@@ -117,8 +117,8 @@ def test_everybodys_own_words_in_the_voice_of_another_are_a_leak(voices: list[Pa
     swapped = [replace(item, reference=path) for item, path in zip(items, reversed(voices), strict=True)]
     with faulty_server() as url:
         recogniser = load_recogniser(url, model="tones", api_key=None)
-        right = bench_isolation(wishes(url, items, recogniser=recogniser), "words")
-        wrong = bench_isolation(wishes(url, swapped, recogniser=recogniser), "words")
+        right = bench_isolation(run_config(url, items, recogniser=recogniser), "words")
+        wrong = bench_isolation(run_config(url, swapped, recogniser=recogniser), "words")
     assert right["counts"] == wrong["counts"] == {"own": 2}
     assert [row["voice_verdict"] for row in right["answers"]] == ["own", "own"]
     assert (right["verdict"], wrong["verdict"]) == ("isolated", "leak")
@@ -140,7 +140,7 @@ def test_voices_that_are_nearly_as_like_prove_no_leak(tmp_path: Path, degrees: i
     # The middle of a resampled recording is its angle; so short an edge does not count.
     rows: list[dict[str, Any]] = [{}, {}]
     audio = [np.full(RATE, degrees / 180, np.float32), None]
-    _match_voices(wishes("http://127.0.0.1:1", items, speaker_model=Angles()), audio, rows)
+    _match_voices(run_config("http://127.0.0.1:1", items, speaker_model=Angles()), audio, rows)
     assert rows[0]["voice_likeness_own"] == pytest.approx(math.cos(math.radians(degrees)), abs=0.01)
     assert (rows[0]["voice_verdict"], rows[0]["voice_match"]) == (verdict, match)
     assert rows[1] == {}  # failed, so nobody spoke

@@ -62,20 +62,20 @@ def test_a_transcription_server_hears_what_was_said() -> None:
 
 
 def test_faster_whisper_is_asked_greedily_and_in_the_language_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
 
     class Model:
         def __init__(self, name: str, **options: Any) -> None:
             assert (name, options["device"]) == ("base", "cpu")
 
         def transcribe(self, audio: Any, **options: Any) -> tuple[Iterator[Any], None]:
-            asked.append(options)
+            sent.append(options)
             return iter([types.SimpleNamespace(text=" Two"), types.SimpleNamespace(text=" parts.")]), None
 
     monkeypatch.setitem(sys.modules, "faster_whisper", types.SimpleNamespace(WhisperModel=Model))
     recogniser = load_recogniser("base", model="", api_key=None)
     assert recogniser.words(np.zeros(10, np.float32), "German") == "Two parts."
     assert recogniser.words(np.zeros(10, np.float32), None) == "Two parts."
-    assert [options["language"] for options in asked] == ["de", None]
-    assert {options["temperature"] for options in asked} == {0.0}
-    assert not any(options["condition_on_previous_text"] for options in asked)
+    assert [options["language"] for options in sent] == ["de", None]
+    assert {options["temperature"] for options in sent} == {0.0}
+    assert not any(options["condition_on_previous_text"] for options in sent)

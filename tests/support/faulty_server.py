@@ -106,7 +106,7 @@ class FaultyServer:
     headers: list[dict[str, str]] = field(default_factory=list)
     last_text: str = OTHER_TEXT
     open_now: int = 0
-    most_open: int = 0
+    max_open: int = 0
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, one answer."""
@@ -116,7 +116,7 @@ class FaultyServer:
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
             body = await reader.readexactly(int(headers.get("content-length", "0")))
             self.open_now += 1
-            self.most_open = max(self.most_open, self.open_now)
+            self.max_open = max(self.max_open, self.open_now)
             try:
                 await self._route(lines[0].split()[1], headers, body, writer)
             finally:

@@ -20,7 +20,7 @@ bench_app = typer.Typer(rich_markup_mode=None, help="Measure speech servers, and
 
 
 @bench_app.command("serve")
-@take.takes(take.ServeOptions)
+@take.with_options(take.ServeOptions)
 def serve(options: take.ServeOptions) -> None:
     """Load any OpenAI-compatible speech server, and judge every answer by what a listener would hear."""
     from rich.console import Console
@@ -33,7 +33,7 @@ def serve(options: take.ServeOptions) -> None:
     conditions = [Condition.parse(text) for text in options.fail_if or []]
     for condition in conditions:
         condition.check_known(figure_names())
-    report = bench_serve(options.wishes())
+    report = bench_serve(options.run_config())
     if options.json_path is not None:
         write_json(options.json_path, report)
     if options.html is not None:
@@ -90,7 +90,7 @@ def compare(
 
 
 @bench_app.command("isolation")
-@take.takes(take.IsolationOptions)
+@take.with_options(take.IsolationOptions)
 def isolation(options: take.IsolationOptions) -> None:
     """Ask for many texts at once, and check that every answer belongs to its own request.
 
@@ -100,7 +100,7 @@ def isolation(options: take.IsolationOptions) -> None:
     from hocket.bench.isolation import bench_isolation, print_isolation
     from hocket.bench.report.report import write_json
 
-    report = bench_isolation(*options.wishes())
+    report = bench_isolation(*options.run_config())
     if options.json_path is not None:
         write_json(options.json_path, report)
     typer.echo(print_isolation(report))
@@ -108,7 +108,7 @@ def isolation(options: take.IsolationOptions) -> None:
 
 
 @bench_app.command("engine")
-@take.takes(take.EngineOptions)
+@take.with_options(take.EngineOptions)
 def engine(options: take.EngineOptions) -> None:
     """Measure the engine by itself: no server, no network, with --random-weights no checkpoint; one line of JSON."""
     from rich.console import Console
@@ -116,7 +116,7 @@ def engine(options: take.EngineOptions) -> None:
     from hocket.bench.engine.bench import bench_engine, engine_table
     from hocket.bench.report.report import write_json
 
-    figures = bench_engine(options.wishes())
+    figures = bench_engine(options.run_config())
     if options.json_path is not None:
         write_json(options.json_path, figures)
     Console(stderr=True).print(engine_table(figures))

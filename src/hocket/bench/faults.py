@@ -37,12 +37,11 @@ FAULTS = {
 SLOW = frozenset({"stalled"})
 
 
-def one_line(text: str, most: int = 200) -> str:
-    """What a server says, safe to print and to write: no control characters, no lone surrogates, at most `most`."""
-    shown = "".join(
-        character if character.isprintable() else "\ufffd" for character in " ".join(text[: 20 * most].split())
-    )
-    return shown[:most]
+def one_line(text: str, max_characters: int = 200) -> str:
+    """A server's text, safe to print and to store: one line without control characters and lone surrogates."""
+    line = " ".join(text[: 20 * max_characters].split())
+    shown = "".join(character if character.isprintable() else "\ufffd" for character in line)
+    return shown[:max_characters]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Fault:
         object.__setattr__(self, "detail", one_line(self.detail))
 
 
-class AnswerError(Exception):
+class ResponseError(Exception):
     """The answer holds nothing that could be listened to."""
 
     def __init__(self, kind: str, detail: str = "") -> None:

@@ -74,11 +74,11 @@ class Target:
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     """What came back, and when. Times are `perf_counter` seconds."""
 
     #: Before the connection was opened.
-    asked_at: float
+    sent_at: float
     connected_at: float | None = None
     status: int = 0
     #: Names in lower case.
@@ -114,25 +114,25 @@ def without_key(document: Any, api_key: str | None) -> Any:
 
 async def page(target: Target, path: str, api_key: str | None = None) -> bytes | None:
     """The body of a small page, with an end to time and size; None where there is no such page."""
-    answer = await ask(target, "GET", path, bearer(api_key), b"", _PAGE_SECONDS, _MAX_PAGE_BYTES)
-    return answer.body if answer.broken is None and answer.status == _HTTP_OK else None
+    response = await send(target, "GET", path, bearer(api_key), b"", _PAGE_SECONDS, _MAX_PAGE_BYTES)
+    return response.body if response.broken is None and response.status == _HTTP_OK else None
 
 
-async def ask(
+async def send(
     target: Target,
     method: str,
     path: str,
     headers: dict[str, str],
     body: bytes,
     timeout: float,
-    most: int = MAX_BODY_BYTES,
-) -> Answer:
-    """One request on a connection of its own, of whose answer at most `most` bytes are taken.
+    max_bytes: int = MAX_BODY_BYTES,
+) -> Response:
+    """One request on a connection of its own, of whose answer at most `max_bytes` bytes are taken.
 
     What goes wrong is in the answer, nothing is raised.
     """
-    answer = Answer(asked_at=perf_counter())
-    exchange = _Exchange(answer, most)
+    response = Response(sent_at=perf_counter())
+    exchange = _Exchange(response, max_bytes)
     lines = {"Host": target.authority, "Content-Length": str(len(body)), "Connection": "close", **headers}
     request = h11.Request(method=method, target=target.prefix + path, headers=list(lines.items()))
     transport = None
@@ -141,29 +141,29 @@ async def ask(
             transport, _ = await asyncio.get_running_loop().create_connection(
                 lambda: exchange, target.host, target.port, ssl=target.tls
             )
-            answer.connected_at = perf_counter()
+            response.connected_at = perf_counter()
             transport.write(exchange.begin(request, body))
             await exchange.done
     except TimeoutError:
-        answer.broken, answer.detail = "timeout", f"not complete after {timeout:g} s"
+        response.broken, response.detail = "timeout", f"not complete after {timeout:g} s"
     except OSError as error:
-        answer.broken, answer.detail = "connect", error.strerror or type(error).__name__
+        response.broken, response.detail = "connect", error.strerror or type(error).__name__
     finally:
         if transport is not None:
             transport.abort()
-    answer.ended_at = answer.ended_at or perf_counter()
-    answer.body = b"".join(exchange.pieces)
-    return answer
+    response.ended_at = response.ended_at or perf_counter()
+    response.body = b"".join(exchange.pieces)
+    return response
 
 
 class _Exchange(asyncio.Protocol):
     """Feeds h11 and writes down what it says."""
 
-    def __init__(self, answer: Answer, most: int) -> None:
+    def __init__(self, response: Response, max_bytes: int) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pieces: list[bytes] = []
-        self._answer = answer
-        self._bytes, self._most = 0, most
+        self._response = response
+        self._bytes, self._max_bytes = 0, max_bytes
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADER_BYTES)
 
     def begin(self, request: h11.Request, body: bytes) -> bytes:
@@ -196,27 +196,27 @@ class _Exchange(asyncio.Protocol):
         except h11.RemoteProtocolError as error:
             if data:
                 self._end("http", str(error).partition("\n")[0])
-            elif self._answer.status == 0:
+            elif self._response.status == 0:
                 self._end("incomplete", "it was closed before an answer came")
             else:
                 self._end("incomplete", str(error).partition("\n")[0])
         if self._bytes != before:
-            self._answer.arrivals.append((now, self._bytes))
+            self._response.arrivals.append((now, self._bytes))
 
     def _note(self, event: object, now: float) -> None:
         if isinstance(event, h11.Data):
             self.pieces.append(bytes(event.data))
             self._bytes += len(event.data)
-            if self._bytes > self._most:
-                self._end("too_big", f"more than {self._most} bytes")
+            if self._bytes > self._max_bytes:
+                self._end("too_big", f"more than {self._max_bytes} bytes")
         elif isinstance(event, h11.Response):
-            self._answer.status = event.status_code
-            self._answer.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+            self._response.status = event.status_code
+            self._response.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         elif isinstance(event, h11.EndOfMessage):
-            self._answer.ended_at = now
+            self._response.ended_at = now
             self._end()
 
     def _end(self, broken: str | None = None, detail: str = "") -> None:
         if not self.done.done():
-            self._answer.broken, self._answer.detail = broken, detail
+            self._response.broken, self._response.detail = broken, detail
             self.done.set_result(None)

@@ -19,18 +19,17 @@ import uvloop
 from numpy.typing import NDArray
 
 from hocket.bench.environment import command_line, host_facts, now
-from hocket.bench.faults import AnswerError
+from hocket.bench.faults import ResponseError
 from hocket.bench.http import without_key
 from hocket.bench.judge.asr import RATE, to_recogniser
 from hocket.bench.judge.speaker_similarity import similarity
 from hocket.bench.judge.wer import normal
-from hocket.bench.load.client import Asker
+from hocket.bench.load.client import BenchClient
 from hocket.bench.load.generator import Load, StageRun, run_stage
 from hocket.bench.load.postprocess import embed_file
-from hocket.bench.load.run_config import Wishes
-from hocket.bench.load.self_check import own_load
+from hocket.bench.load.run_config import RunConfig
+from hocket.bench.load.self_check import generator_load
 from hocket.bench.optional import need
-from hocket.bench.serve import server_facts
 from hocket.errors import ConfigError
 from hocket.progress import progress_bar
 
@@ -48,59 +47,59 @@ _PROVEN = 0.9
 _ENVELOPE_SECONDS = 0.02
 
 
-def bench_isolation(wishes: Wishes, by: By) -> dict[str, Any]:
+def bench_isolation(config: RunConfig, by: By) -> dict[str, Any]:
     """The report: one verdict for each answer. Raises ConfigError, HocketError."""
-    texts = [item.text for item in wishes.items]
+    texts = [item.text for item in config.items]
     if len(set(texts)) < 2:
         raise ConfigError("isolation needs at least two different texts; give --dataset with more")
-    if by == "words" and wishes.recogniser is None:
+    if by == "words" and config.recogniser is None:
         raise ConfigError("isolation by words needs a recogniser; give --recogniser, or --by seed")
     if by == "seed":
-        wishes = replace(wishes, request_seed=wishes.request_seed or 0)
-        if wishes.dialect.seed is None:
-            raise ConfigError(f"--dialect {wishes.dialect.name} has no field for seeds; use --by words")
+        config = replace(config, request_seed=config.request_seed or 0)
+        if config.dialect.seed is None:
+            raise ConfigError(f"--dialect {config.dialect.name} has no field for seeds; use --by words")
     with (
         TemporaryDirectory(prefix="hocket-bench-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_isolation(wishes, by, Path(folder)))
+        return runner.run(_isolation(config, by, Path(folder)))
 
 
-async def _isolation(wishes: Wishes, by: By, folder: Path) -> dict[str, Any]:
-    crowd = Asker(wishes, folder / "crowd")
+async def _isolation(config: RunConfig, by: By, folder: Path) -> dict[str, Any]:
+    crowd = BenchClient(config, folder / "crowd")
     await crowd.warm_up()
-    count, clients = len(wishes.items), wishes.loads[0].clients
+    count, clients = len(config.items), config.loads[0].clients
     alone: list[NDArray[np.float32] | None] = []
     if by == "seed":
-        asker = Asker(wishes, folder / "alone")
-        run = await _ask_all(wishes, asker, Load(count, clients=1))
-        alone = [audio for audio, _ in await asyncio.to_thread(_audio_of, asker, run)]
-    run = await _ask_all(wishes, crowd, Load(count, clients=clients))
-    heard = await asyncio.to_thread(_audio_of, crowd, run)
-    audio = [samples for samples, _ in heard]
+        client = BenchClient(config, folder / "alone")
+        run = await _send_all(config, client, Load(count, clients=1))
+        alone = [audio for audio, _ in await asyncio.to_thread(_audio_of, client, run)]
+    run = await _send_all(config, crowd, Load(count, clients=clients))
+    decoded = await asyncio.to_thread(_audio_of, crowd, run)
+    audio = [samples for samples, _ in decoded]
     texts: list[str] | None = None
     if by == "words":
-        texts = await asyncio.to_thread(_recognise, wishes, audio)
-        likeness = _words_likeness(wishes, texts)
+        texts = await asyncio.to_thread(_recognise, config, audio)
+        likeness = _words_likeness(config, texts)
     else:
         likeness = await asyncio.to_thread(_audio_likeness, audio, alone)
-    rows = _rows(wishes, likeness, heard, texts)
-    if wishes.speaker_model is not None:
-        await asyncio.to_thread(_match_voices, wishes, audio, rows)
-    server = await server_facts(wishes.target, wishes.api_key)
-    return without_key(_report(wishes, by, run, rows, server), wishes.api_key)
+    rows = _rows(config, likeness, decoded, texts)
+    if config.speaker_model is not None:
+        await asyncio.to_thread(_match_voices, config, audio, rows)
+    server = await crowd.server_facts()
+    return without_key(_report(config, by, run, rows, server), config.api_key)
 
 
 def _rows(
-    wishes: Wishes,
+    config: RunConfig,
     likeness: NDArray[np.float64],
-    heard: Sequence[tuple[NDArray[np.float32] | None, str]],
+    decoded: Sequence[tuple[NDArray[np.float32] | None, str]],
     texts: Sequence[str] | None,
 ) -> list[dict[str, Any]]:
     """Each answer: its own request's likeness, the next best's, and what that means."""
-    said = [item.text for item in wishes.items]
+    said = [item.text for item in config.items]
     rows = []
-    for i, item in enumerate(wishes.items):
+    for i, item in enumerate(config.items):
         nearest = max((j for j, text in enumerate(said) if text != item.text), key=lambda j: likeness[i, j])
         own, other = float(likeness[i, i]), float(likeness[i, nearest])
         row = {
@@ -109,11 +108,11 @@ def _rows(
             "voice": item.voice,
             "text": item.text,
             "heard_text": None if texts is None else texts[i],
-            "verdict": "failed" if heard[i][0] is None else _verdict(own, other),
+            "verdict": "failed" if decoded[i][0] is None else _verdict(own, other),
             "likeness_own": round(own, 3),
             "nearest_other": nearest,
             "likeness_other": round(other, 3),
-            "problem": heard[i][1],
+            "problem": decoded[i][1],
         }
         rows.append({name: value for name, value in row.items() if value not in (None, "")})
     return rows
@@ -145,44 +144,44 @@ def print_isolation(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-async def _ask_all(wishes: Wishes, asker: Asker, load: Load) -> StageRun:
-    bodies = [asker.body(i) for i in range(load.requests)]
+async def _send_all(config: RunConfig, client: BenchClient, load: Load) -> StageRun:
+    bodies = [client.body(i) for i in range(load.requests)]
     with progress_bar(load.requests) as show:
-        run = await run_stage(load, lambda i: asker.ask(i, bodies[i]), wishes.seed, show)
-    await asker.written()
+        run = await run_stage(load, lambda i: client.send(i, bodies[i]), config.seed, show)
+    await client.written()
     return run
 
 
-def _audio_of(asker: Asker, run: StageRun) -> list[tuple[NDArray[np.float32] | None, str]]:
+def _audio_of(client: BenchClient, run: StageRun) -> list[tuple[NDArray[np.float32] | None, str]]:
     """In order of the requests: mono audio at 16 kHz, or None and what was wrong."""
     found: list[tuple[NDArray[np.float32] | None, str]] = []
-    for one in sorted(run.asked, key=lambda one: one.index):
+    for one in sorted(run.sent, key=lambda one: one.index):
         try:
-            heard = asker.listen(one.index, one.answer)
-            found.append((to_recogniser(heard.samples, heard.sample_rate), ""))
-        except AnswerError as error:
+            decoded = client.decode(one.index, one.response)
+            found.append((to_recogniser(decoded.samples, decoded.sample_rate), ""))
+        except ResponseError as error:
             found.append((None, f"{error.fault.kind} {error.fault.detail}".strip()))
     return found
 
 
-def _recognise(wishes: Wishes, audio: Sequence[NDArray[np.float32] | None]) -> list[str]:
-    recogniser = wishes.recogniser
+def _recognise(config: RunConfig, audio: Sequence[NDArray[np.float32] | None]) -> list[str]:
+    recogniser = config.recogniser
     assert recogniser is not None
     return [
         "" if samples is None else recogniser.words(samples, item.language)
-        for samples, item in zip(audio, wishes.items, strict=True)
+        for samples, item in zip(audio, config.items, strict=True)
     ]
 
 
-def _words_likeness(wishes: Wishes, heard: Sequence[str]) -> NDArray[np.float64]:
+def _words_likeness(config: RunConfig, decoded: Sequence[str]) -> NDArray[np.float64]:
     """[answer, text]: 1 where all characters agree, 0 where none does."""
     distance: Any = need("rapidfuzz", "hocket bench isolation").distance.Levenshtein.normalized_similarity
     rows = [
         [
             distance(normal(item.text, item.language).replace(" ", ""), normal(text, item.language).replace(" ", ""))
-            for item in wishes.items
+            for item in config.items
         ]
-        for text in heard
+        for text in decoded
     ]
     return np.array(rows, np.float64)
 
@@ -220,14 +219,14 @@ def _verdict(own: float, other: float) -> Verdict:
     return "own" if own > other else "other"
 
 
-def _match_voices(wishes: Wishes, audio: Sequence[NDArray[np.float32] | None], rows: list[dict[str, Any]]) -> None:
+def _match_voices(config: RunConfig, audio: Sequence[NDArray[np.float32] | None], rows: list[dict[str, Any]]) -> None:
     """Beside the words: the reference that each answer sounds most like."""
-    model = wishes.speaker_model
+    model = config.speaker_model
     assert model is not None
-    references = {item.reference: i for i, item in enumerate(wishes.items) if item.reference is not None}
+    references = {item.reference: i for i, item in enumerate(config.items) if item.reference is not None}
     assert len(references) > 1, "one voice alone is always its own"
     known = {path: embed_file(model, path) for path in references if path is not None}
-    for row, item, samples in zip(rows, wishes.items, audio, strict=True):
+    for row, item, samples in zip(rows, config.items, audio, strict=True):
         if samples is None or item.reference is None:
             continue
         voice = model.embed(samples)
@@ -241,7 +240,7 @@ def _match_voices(wishes: Wishes, audio: Sequence[NDArray[np.float32] | None], r
 
 
 def _report(
-    wishes: Wishes, by: By, run: StageRun, rows: list[dict[str, Any]], server: dict[str, Any]
+    config: RunConfig, by: By, run: StageRun, rows: list[dict[str, Any]], server: dict[str, Any]
 ) -> dict[str, Any]:
     counts: dict[str, int] = {}
     for row in rows:
@@ -255,12 +254,12 @@ def _report(
         "command": command_line(),
         "host": host_facts(),
         "server": server,
-        "wishes": wishes.as_json(),
+        "wishes": config.as_json(),
         "by": by,
         "requests": len(rows),
-        "most_open": run.most_open,
+        "most_open": run.max_open,
         "seconds": round(run.seconds, 3),
-        "generator": own_load(run),
+        "generator": generator_load(run),
         "counts": counts,
         "verdict": "leak" if leaks else "isolated" if proven else "unproven",
         "answers": rows,

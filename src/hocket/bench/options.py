@@ -19,10 +19,10 @@ import typer
 from hocket.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hocket.bench.engine.bench import EngineWishes
+    from hocket.bench.engine.bench import EngineRunConfig
     from hocket.bench.isolation import By
     from hocket.bench.load.generator import Load
-    from hocket.bench.load.run_config import Wishes
+    from hocket.bench.load.run_config import RunConfig
 
 _REFERENCES_NEEDED = "--similarity needs a dataset with reference recordings"
 
@@ -30,7 +30,7 @@ OptionsT = TypeVar("OptionsT")
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the whole report here.")]
 
 
-def takes(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:
+def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:
     """Make a Typer command of a function that takes `options`, a dataclass: its fields become the command's."""
     hints = get_type_hints(options, include_extras=True)
     parameters = [
@@ -56,7 +56,7 @@ def takes(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Cal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class RequestOptions:
     """What is asked of which server, and who listens."""
 
     base_url: Annotated[str, typer.Option("--base-url", help="Address of the server, e.g. http://127.0.0.1:8000.")]
@@ -105,7 +105,7 @@ class Asking:
     )
     json_path: JsonPath = None
 
-    def _check_partners(self, hears_words: bool, words_option: str) -> None:
+    def _check_partners(self, recognises_words: bool, words_option: str) -> None:
         """Raise ConfigError for an option that does nothing; `words_option` is what would call a recogniser."""
         needs("--pcm-channels", self.pcm_channels, self.pcm_rate is not None, "--pcm-rate")
         needs("--speaker-model", self.speaker_model, self.similarity, "--similarity")
@@ -114,19 +114,21 @@ class Asking:
             ("--recogniser-model", self.recogniser_model),
             ("--recogniser-api-key", self.recogniser_api_key),
         ):
-            needs(option, value, hears_words, words_option)
+            needs(option, value, recognises_words, words_option)
         is_server = (self.recogniser or "").startswith("http")
         needs("--recogniser-model", self.recogniser_model, is_server, "--recogniser http://…")
         needs("--recogniser-api-key", self.recogniser_api_key, is_server, "--recogniser http://…")
 
-    def _wishes(self, *, order_seed: int | None, hears_words: bool, least_references: int, **more: Any) -> Wishes:
-        """`more` are fields of `Wishes`. Raises ConfigError, before it loads what listens."""
+    def _run_config(
+        self, *, order_seed: int | None, recognises_words: bool, min_references: int, **more: Any
+    ) -> RunConfig:
+        """`more` are fields of `RunConfig`. Raises ConfigError, before it loads what listens."""
         from hocket.bench.dataset import choose, load_dataset
         from hocket.bench.dialects import find_dialect, parse_delivery
         from hocket.bench.http import Target, bearer
         from hocket.bench.judge.asr import load_recogniser
         from hocket.bench.judge.speaker_similarity import load_speaker_model
-        from hocket.bench.load.run_config import Wishes
+        from hocket.bench.load.run_config import RunConfig
         from hocket.config import Environment
 
         api_key = self.api_key or Environment.read().api_key
@@ -142,10 +144,10 @@ class Asking:
         dialect.check(delivery, self.response_format, items)
         if self.request_seed is not None and dialect.seed is None:
             raise ConfigError(f"--dialect {dialect.name} has no field for seeds; leave --request-seed out")
-        if self.similarity and len({item.reference for item in items} - {None}) < least_references:
-            different = f", at least {least_references} different ones" if least_references > 1 else ""
+        if self.similarity and len({item.reference for item in items} - {None}) < min_references:
+            different = f", at least {min_references} different ones" if min_references > 1 else ""
             raise ConfigError(f"{_REFERENCES_NEEDED}{different}; give --dataset seed-tts or jsonl, or leave it out")
-        wishes = Wishes(
+        run_config = RunConfig(
             target=Target.parse(self.base_url),
             dialect=dialect,
             items=items,
@@ -161,16 +163,18 @@ class Asking:
             timeout_seconds=self.timeout,
             **more,
         )
-        name, model = self.recogniser or "base", self.recogniser_model or "whisper-1"
-        return replace(
-            wishes,
-            recogniser=load_recogniser(name, model=model, api_key=self.recogniser_api_key) if hears_words else None,
-            speaker_model=load_speaker_model(self.speaker_model or "resemblyzer") if self.similarity else None,
-        )
+        if recognises_words:
+            name, model = self.recogniser or "base", self.recogniser_model or "whisper-1"
+            recogniser = load_recogniser(name, model=model, api_key=self.recogniser_api_key)
+            run_config = replace(run_config, recogniser=recogniser)
+        if self.similarity:
+            speaker_model = load_speaker_model(self.speaker_model or "resemblyzer")
+            run_config = replace(run_config, speaker_model=speaker_model)
+        return run_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(Asking):
+class ServeOptions(RequestOptions):
     """Of `hocket bench serve`."""
 
     shuffle: Annotated[bool, typer.Option(help="Shuffle the texts, by --seed.")] = True
@@ -204,7 +208,7 @@ class ServeOptions(Asking):
         list[str] | None, typer.Option(help="Leave with 1 when it holds: 'ttfa_p95_ms > 200'; may be repeated.")
     ] = None
 
-    def wishes(self) -> Wishes:
+    def run_config(self) -> RunConfig:
         """Raises ConfigError, and AudioFileError for a report that could not be written."""
         from hocket.bench.judge.outcome import Limits
 
@@ -213,10 +217,10 @@ class ServeOptions(Asking):
         needs("--min-similarity", self.min_similarity, self.similarity, "--similarity")
         needs("--keep-audio", self.keep_audio, (self.html or self.json_path) is not None, "--json or --html")
         given = {"max_cer": self.max_cer, "keep_audio": self.keep_audio}
-        return self._wishes(
+        return self._run_config(
             order_seed=self.seed if self.shuffle else None,
-            hears_words=self.transcribe,
-            least_references=1,
+            recognises_words=self.transcribe,
+            min_references=1,
             loads=self._loads(),
             limits=Limits(
                 max_silence_seconds=self.max_silence_seconds,
@@ -227,7 +231,7 @@ class ServeOptions(Asking):
                 shape=parse_shape(self.expect),
             ),
             has_probe=self.probe,
-            has_floor=self.floor,
+            has_self_check=self.floor,
             min_similarity=self.min_similarity,
             audio_folder=self._audio_folder(),
             **{name: value for name, value in given.items() if value is not None},
@@ -266,7 +270,7 @@ class ServeOptions(Asking):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IsolationOptions(Asking):
+class IsolationOptions(RequestOptions):
     """Of `hocket bench isolation`."""
 
     dataset: Annotated[str, typer.Option(help="As of `hocket bench serve`.")] = "plain,names"
@@ -277,7 +281,7 @@ class IsolationOptions(Asking):
         str, typer.Option(help="words (a recogniser listens), or seed (each answer against itself alone).")
     ] = "words"
 
-    def wishes(self) -> tuple[Wishes, By]:
+    def run_config(self) -> tuple[RunConfig, By]:
         """Raises ConfigError, and AudioFileError for a report that could not be written."""
         from hocket.audio.files import check_replaceable
         from hocket.bench.isolation import parse_by
@@ -287,8 +291,8 @@ class IsolationOptions(Asking):
         self._check_partners(by == "words", "--by words")
         if self.json_path is not None:
             check_replaceable(self.json_path)
-        wishes = self._wishes(order_seed=self.seed, hears_words=by == "words", least_references=2, loads=[])
-        return replace(wishes, loads=[Load(len(wishes.items), clients=self.clients)]), by
+        run_config = self._run_config(order_seed=self.seed, recognises_words=by == "words", min_references=2, loads=[])
+        return replace(run_config, loads=[Load(len(run_config.items), clients=self.clients)]), by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,10 +326,10 @@ class EngineOptions:
     seeded: Annotated[bool, typer.Option(help="Every request says its seed.")] = True
     json_path: JsonPath = None
 
-    def wishes(self) -> EngineWishes:
+    def run_config(self) -> EngineRunConfig:
         """Raises ConfigError, and AudioFileError for a report that could not be written."""
         from hocket.audio.files import check_replaceable
-        from hocket.bench.engine.bench import CONTEXT_ROWS, EngineWishes, engine_config
+        from hocket.bench.engine.bench import CONTEXT_ROWS, EngineRunConfig, engine_config
         from hocket.server.profiles import load_profile, parse_settings
 
         if self.clients is not None and self.open_loop is not None:
@@ -339,14 +343,14 @@ class EngineOptions:
         # A profile's rows are a server's; here there are as many as clients. The workload needs no long context.
         rows = None if loaded.origins["engine.rows"] == "--set" else clients
         context_rows = CONTEXT_ROWS if loaded.origins["engine.max_context_rows"] == "built in" else None
-        return EngineWishes(
+        return EngineRunConfig(
             model=self.model,
             codec=self.codec,
             random_weights=self.random_weights,
             device=self.device or loaded.profile.device,
             dtype=self.dtype or loaded.profile.dtype,
             profile=self.profile,
-            config=engine_config(loaded.profile.engine, rows=rows, context_rows=context_rows, strict=self.strict),
+            engine=engine_config(loaded.profile.engine, rows=rows, context_rows=context_rows, strict=self.strict),
             clients=clients,
             rate=self.open_loop,
             requests=self.requests,

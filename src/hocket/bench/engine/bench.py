@@ -15,7 +15,7 @@ from hocket.bench.engine.random_model import loaded_models, random_models
 from hocket.bench.engine.workload import Spoken, read_workload
 from hocket.bench.environment import command_line, device_facts, now, package_versions
 from hocket.bench.judge.playback import play
-from hocket.bench.load.generator import Load, due_seconds, edge_requests, most_open
+from hocket.bench.load.generator import Load, due_seconds, edge_requests, max_open
 from hocket.config import EngineConfig
 from hocket.core import AudioChunk
 from hocket.engine.build import assemble, engine_devices, parse_dtype
@@ -32,7 +32,7 @@ CONTEXT_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class EngineWishes:
+class EngineRunConfig:
     """What to measure."""
 
     model: str
@@ -41,7 +41,7 @@ class EngineWishes:
     device: str
     dtype: str
     profile: str
-    config: EngineConfig
+    engine: EngineConfig
     #: Requests that are open all the time (a closed loop), or requests a second, whoever is still speaking (an open
     #: one); the other is None.
     clients: int | None
@@ -54,7 +54,7 @@ class EngineWishes:
 
 
 @dataclass(slots=True)
-class Spoke:
+class RequestTimes:
     """One request. Times are `perf_counter` seconds; `due` is when it was submitted, or should have been."""
 
     due: float
@@ -64,31 +64,31 @@ class Spoke:
     frames: int = 0
 
 
-def bench_engine(wishes: EngineWishes) -> dict[str, Any]:
+def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
     """The figures of one run. Raises ConfigError, CheckpointError; EngineStoppedError when the engine fails."""
-    dtype = parse_dtype(wishes.dtype)
-    device, codec_device = engine_devices(wishes.device, wishes.config)
+    dtype = parse_dtype(run_config.dtype)
+    device, codec_device = engine_devices(run_config.device, run_config.engine)
     devices = {"device": device, "codec_device": codec_device}
     began = time.perf_counter()
-    if wishes.random_weights:
-        talker, codec = random_models(wishes.model, wishes.codec, **devices, dtype=dtype, seed=wishes.seed)
+    if run_config.random_weights:
+        talker, codec = random_models(run_config.model, run_config.codec, **devices, dtype=dtype, seed=run_config.seed)
     else:
-        talker, codec = loaded_models(wishes.model, wishes.codec, **devices, dtype=dtype)
+        talker, codec = loaded_models(run_config.model, run_config.codec, **devices, dtype=dtype)
     loaded = time.perf_counter()
-    engine = Engine(assemble(talker, codec, wishes.config))
+    engine = Engine(assemble(talker, codec, run_config.engine))
     start_seconds = time.perf_counter() - loaded
-    workload = read_workload(talker.talker.config, wishes.seed)
-    count = wishes.requests or len(workload)
+    workload = read_workload(talker.talker.config, run_config.seed)
+    count = run_config.requests or len(workload)
     spoken = [workload[i % len(workload)] for i in range(count)]
     _check_room(engine, spoken)
     # With seeds that the run does not have: their prompts must not be in the prefix cache.
-    _warm_up(engine, spoken[: wishes.clients or wishes.config.rows], wishes.seed + count)
+    _warm_up(engine, spoken[: run_config.clients or run_config.engine.rows], run_config.seed + count)
     before = engine.stats()
     with progress_bar(count) as show:
-        run = _drive(engine, spoken, wishes, show)
+        run = _drive(engine, spoken, run_config, show)
     return {
-        **_facts(wishes, device),
-        **_figures(run, wishes),
+        **_facts(run_config, device),
+        **_figures(run, run_config),
         "parts_ms": _parts(before, engine.stats()),
         **_batches(before, engine.stats()),
         "gpu_memory_gb": _gpu_memory_gb(*devices.values()),
@@ -134,28 +134,30 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
     return table
 
 
-def _drive(engine: Engine, spoken: Sequence[Spoken], wishes: EngineWishes, show: Callable[[int], None]) -> list[Spoke]:
+def _drive(
+    engine: Engine, spoken: Sequence[Spoken], run_config: EngineRunConfig, show: Callable[[int], None]
+) -> list[RequestTimes]:
     """All requests through the engine, one step after another as a worker does it; in order of their submission."""
     begin = time.perf_counter()
     dues = None
-    if wishes.rate is not None:
-        dues = begin + due_seconds(Load(len(spoken), rate=wishes.rate), wishes.seed)
-    running: dict[str, Spoke] = {}
-    run: list[Spoke] = []
+    if run_config.rate is not None:
+        dues = begin + due_seconds(Load(len(spoken), rate=run_config.rate), run_config.seed)
+    running: dict[str, RequestTimes] = {}
+    run: list[RequestTimes] = []
     done = 0
 
     def may_begin(now_: float) -> bool:
         if dues is not None:
             return bool(dues[len(run)] <= now_)
-        return wishes.clients is None or len(running) < wishes.clients
+        return run_config.clients is None or len(running) < run_config.clients
 
     while done < len(spoken):
         now_ = time.perf_counter()
         while len(run) < len(spoken) and may_begin(now_):
             i = len(run)
-            spoke = Spoke(time.perf_counter() if dues is None else float(dues[i]))
-            seed = wishes.seed + i if wishes.seeded else None
-            request = spoken[i].request(seed, ignore_stop=wishes.ignore_stop)
+            spoke = RequestTimes(time.perf_counter() if dues is None else float(dues[i]))
+            seed = run_config.seed + i if run_config.seeded else None
+            request = spoken[i].request(seed, ignore_stop=run_config.ignore_stop)
             running[engine.add(request)] = spoke
             run.append(spoke)
         if not running:
@@ -168,7 +170,7 @@ def _drive(engine: Engine, spoken: Sequence[Spoken], wishes: EngineWishes, show:
     return run
 
 
-def _take(chunk: AudioChunk, running: dict[str, Spoke], now_: float) -> int:
+def _take(chunk: AudioChunk, running: dict[str, RequestTimes], now_: float) -> int:
     """Note a chunk; returns how many requests it ended. Raises the request's own error."""
     spoke = running[chunk.request_id]
     spoke.frames += len(chunk.codes)
@@ -203,9 +205,9 @@ def _check_room(engine: Engine, spoken: Sequence[Spoken]) -> None:
         )
 
 
-def _figures(run: Sequence[Spoke], wishes: EngineWishes) -> dict[str, Any]:
+def _figures(run: Sequence[RequestTimes], run_config: EngineRunConfig) -> dict[str, Any]:
     begin, end = run[0].due, max(spoke.ended for spoke in run)
-    open_at_a_time = wishes.clients or most_open((spoke.due, spoke.ended) for spoke in run)
+    open_at_a_time = run_config.clients or max_open((spoke.due, spoke.ended) for spoke in run)
     edge = edge_requests(open_at_a_time, len(run))
     steady = run[edge : len(run) - edge]
     low, high = (steady[0].due, steady[-1].due) if len(steady) > 1 else (begin, end)
@@ -214,7 +216,7 @@ def _figures(run: Sequence[Spoke], wishes: EngineWishes) -> dict[str, Any]:
     audio = sum(seconds for _, seconds in marks)
     spoke_up = [spoke for spoke in steady if spoke.marks]
     still = [play(spoke.marks, 0.0) for spoke in spoke_up]
-    late = [playback.longest_seconds for playback in still]
+    late = [playback.longest_stall_seconds for playback in still]
     return {
         "requests": len(run),
         "most_open": open_at_a_time,
@@ -274,24 +276,24 @@ def _batches(before: EngineStats, after: EngineStats) -> dict[str, float]:
     }
 
 
-def _facts(wishes: EngineWishes, device: torch.device) -> dict[str, Any]:
+def _facts(run_config: EngineRunConfig, device: torch.device) -> dict[str, Any]:
     return {
         "gpu": device_facts(device)["gpu"],
-        "device": wishes.device,
-        "codec_device": wishes.config.codec_device or wishes.device,
-        "model": wishes.model,
-        "random_weights": wishes.random_weights,
-        "dtype": wishes.dtype,
-        "clients": wishes.clients,
-        "rate": wishes.rate,
-        "profile": wishes.profile,
-        "quantize": wishes.config.quantize,
-        "kv_dtype": wishes.config.kv_dtype,
-        "samples": wishes.config.samples,
-        "strict": wishes.config.strict,
-        "rows": wishes.config.rows,
-        "ignore_stop": wishes.ignore_stop,
-        "seeded": wishes.seeded,
+        "device": run_config.device,
+        "codec_device": run_config.engine.codec_device or run_config.device,
+        "model": run_config.model,
+        "random_weights": run_config.random_weights,
+        "dtype": run_config.dtype,
+        "clients": run_config.clients,
+        "rate": run_config.rate,
+        "profile": run_config.profile,
+        "quantize": run_config.engine.quantize,
+        "kv_dtype": run_config.engine.kv_dtype,
+        "samples": run_config.engine.samples,
+        "strict": run_config.engine.strict,
+        "rows": run_config.engine.rows,
+        "ignore_stop": run_config.ignore_stop,
+        "seeded": run_config.seeded,
     }
 
 

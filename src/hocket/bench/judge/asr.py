@@ -22,7 +22,7 @@ from hocket.errors import ConfigError, HocketError
 RATE = 16_000
 _TIMEOUT_SECONDS = 120.0
 _HTTP_OK = 200
-_MOST_CHARACTERS = 20_000
+_MAX_CHARACTERS = 20_000
 
 
 class Recogniser(Protocol):
@@ -100,11 +100,11 @@ class _Endpoint:
         if language in LANGUAGE_CODES:
             fields["language"] = LANGUAGE_CODES[language]
         try:
-            answer = self._client.post(self._url, data=fields, files={"file": ("speech.wav", wav, "audio/wav")})
-            text = answer.json().get("text") if answer.status_code == _HTTP_OK else None
+            response = self._client.post(self._url, data=fields, files={"file": ("speech.wav", wav, "audio/wav")})
+            text = response.json().get("text") if response.status_code == _HTTP_OK else None
         except (httpx.HTTPError, ValueError, AttributeError, RecursionError) as error:
             raise HocketError(f"the recogniser at {self._url} did not answer ({type(error).__name__})") from None
         if not isinstance(text, str):
-            said = without_key(error_text(answer.content), self._api_key)
-            raise HocketError(f"the recogniser answered {answer.status_code}: {said}")
-        return one_line(text, _MOST_CHARACTERS)
+            said = without_key(error_text(response.content), self._api_key)
+            raise HocketError(f"the recogniser answered {response.status_code}: {said}")
+        return one_line(text, _MAX_CHARACTERS)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hocket.audio.io import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, to_float32
 from hocket.bench.dialects import Delivery
-from hocket.bench.faults import AnswerError, Fault, one_line
-from hocket.bench.http import Answer
+from hocket.bench.faults import Fault, ResponseError, one_line
+from hocket.bench.http import Response
 from hocket.bench.judge.sse import read_events
 from hocket.errors import AudioFileError
 
@@ -48,13 +48,13 @@ _WAV_DATA_AT = 44
 #: Stated and real lengths may differ by this: frames of codecs, rounding.
 _LENGTH_TOLERANCE_SECONDS = 0.15
 #: Of a rate in a header.
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 
 Arrivals = list[tuple[float, int]]
 
 
 @dataclass(slots=True)
-class Heard:
+class DecodedAudio:
     """One answer, decoded."""
 
     #: float32 [C, S].
@@ -76,35 +76,39 @@ class Heard:
         return self.samples.shape[0]
 
 
-def hear(answer: Answer, response_format: str, delivery: Delivery, raw_shape: tuple[int, int] | None = None) -> Heard:
-    """Decode `answer`. `raw_shape` is the rate and channels of raw samples of a server that does not say.
+def decode_response(
+    response: Response, response_format: str, delivery: Delivery, raw_shape: tuple[int, int] | None = None
+) -> DecodedAudio:
+    """Decode `response`. `raw_shape` is the rate and channels of raw samples of a server that does not say.
 
-    Raises AnswerError when there is nothing to listen to; what is wrong beside the audio is in `faults`.
+    Raises ResponseError when there is nothing to listen to; what is wrong beside the audio is in `faults`.
     """
-    if answer.status not in (0, _HTTP_OK):
-        raise AnswerError(f"status_{answer.status}", error_text(answer.body))
-    if answer.broken is not None:
-        raise AnswerError(answer.broken, answer.detail)
-    facts, body, arrivals, kind = _header_facts(answer.headers), answer.body, answer.arrivals, response_format
+    if response.status not in (0, _HTTP_OK):
+        raise ResponseError(f"status_{response.status}", error_text(response.body))
+    if response.broken is not None:
+        raise ResponseError(response.broken, response.detail)
+    facts, body, arrivals, kind = _header_facts(response.headers), response.body, response.arrivals, response_format
     faults: list[Fault] = []
-    content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if _contradicts(content_type, delivery, kind):
-        raise AnswerError("wrong_format", f"asked for {delivery} {kind}, got {content_type or 'no content type'}")
-    if answer.headers.get("content-encoding", "identity") != "identity":
-        raise AnswerError("wrong_format", f"encoded as {answer.headers['content-encoding']}, which nobody asked for")
+        raise ResponseError("wrong_format", f"asked for {delivery} {kind}, got {content_type or 'no content type'}")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ResponseError(
+            "wrong_format", f"encoded as {response.headers['content-encoding']}, which nobody asked for"
+        )
     if delivery == "sse":
         audio = read_events(body, arrivals)
         body, arrivals, faults = audio.body, audio.arrivals, audio.faults
         kind = "pcm" if audio.is_wav else kind
         facts |= audio.facts
     if not body:
-        raise AnswerError("no_audio", "an empty body")
-    heard = _raw(body, arrivals, facts, raw_shape) if kind == "pcm" else _file(body, arrivals, kind)
-    if heard.samples.shape[1] == 0:
-        raise AnswerError("no_audio", "not one sample")
-    heard.facts = facts
-    heard.faults = [*faults, *heard.faults, *_contradictions(heard)]
-    return heard
+        raise ResponseError("no_audio", "an empty body")
+    decoded = _raw(body, arrivals, facts, raw_shape) if kind == "pcm" else _file(body, arrivals, kind)
+    if decoded.samples.shape[1] == 0:
+        raise ResponseError("no_audio", "not one sample")
+    decoded.facts = facts
+    decoded.faults = [*faults, *decoded.faults, *_contradictions(decoded)]
+    return decoded
 
 
 def error_text(body: bytes) -> str:
@@ -128,34 +132,34 @@ def _contradicts(content_type: str, delivery: Delivery, kind: str) -> bool:
     return is_text or (kind == "pcm" and content_type in _FILE_TYPES)
 
 
-def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple[int, int] | None) -> Heard:
+def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple[int, int] | None) -> DecodedAudio:
     for magic, name in _MAGIC.items():
         if body[: len(magic)].lower() == magic.lower():
-            raise AnswerError("wrong_format", f"asked for pcm, got {name}")
+            raise ResponseError("wrong_format", f"asked for pcm, got {name}")
     begin = body[:_TEXT_BYTES]
     if (
         len(begin) == _TEXT_BYTES
         and begin.isascii()
         and begin.decode().replace("\n", "").replace("\r", "").isprintable()
     ):
-        raise AnswerError("wrong_format", f"asked for pcm, got text: {begin.decode()}")
+        raise ResponseError("wrong_format", f"asked for pcm, got text: {begin.decode()}")
     rate, channels = facts.get("sample_rate"), facts.get("channels")
     if shape is not None:
         rate, channels = rate or shape[0], channels or shape[1]
     if not isinstance(rate, int):
-        raise AnswerError("unknown_rate", "the answer does not say its rate; give --pcm-rate and --pcm-channels")
+        raise ResponseError("unknown_rate", "the answer does not say its rate; give --pcm-rate and --pcm-channels")
     channels = channels if isinstance(channels, int) else 1
     if not (1 <= channels <= MAX_CHANNELS and 1 <= rate <= MAX_SAMPLE_RATE):
-        raise AnswerError("not_audio", f"{channels} channels at {rate} Hz")
+        raise ResponseError("not_audio", f"{channels} channels at {rate} Hz")
     frame_bytes = 2 * channels
     whole = len(body) // frame_bytes * frame_bytes
     samples_SC = to_float32(np.frombuffer(body[:whole], "<i2").reshape(-1, channels))
     marks = [(at, end // frame_bytes / rate) for at, end in arrivals]
     faults = [] if whole == len(body) else [Fault("wrong_length", f"{len(body)} bytes are no whole samples")]
-    return Heard(np.ascontiguousarray(samples_SC.T), rate, marks, faults=faults)
+    return DecodedAudio(np.ascontiguousarray(samples_SC.T), rate, marks, faults=faults)
 
 
-def _file(body: bytes, arrivals: Arrivals, kind: str) -> Heard:
+def _file(body: bytes, arrivals: Arrivals, kind: str) -> DecodedAudio:
     """Samples of a file, and when each packet of it was complete."""
     faults = []
     if kind == "wav":
@@ -164,10 +168,10 @@ def _file(body: bytes, arrivals: Arrivals, kind: str) -> Heard:
         playable = _playable(body, kind)
         audio = decode_audio(body, max_bytes=_MAX_BYTES, max_seconds=_MAX_SECONDS)
     except (av.FFmpegError, IndexError):
-        raise AnswerError("not_audio", f"no {kind} that FFmpeg can read") from None
+        raise ResponseError("not_audio", f"no {kind} that FFmpeg can read") from None
     except AudioFileError as error:
         kind_of = "no_audio" if "holds no samples" in str(error) else "not_audio"
-        raise AnswerError(kind_of, str(error).partition(";")[0]) from None
+        raise ResponseError(kind_of, str(error).partition(";")[0]) from None
     ends_N = np.array([end for end, _ in playable])
     marks = []
     for at, end in arrivals:
@@ -177,7 +181,7 @@ def _file(body: bytes, arrivals: Arrivals, kind: str) -> Heard:
         scale = audio.seconds / max(1, len(body) - _WAV_DATA_AT)
         marks = [(at, max(0, end - _WAV_DATA_AT) * scale) for at, end in arrivals]
     marks[-1] = (marks[-1][0], audio.seconds)
-    return Heard(audio.samples, audio.sample_rate, marks, faults=faults)
+    return DecodedAudio(audio.samples, audio.sample_rate, marks, faults=faults)
 
 
 def _playable(body: bytes, kind: str) -> list[tuple[int, float]]:
@@ -186,7 +190,7 @@ def _playable(body: bytes, kind: str) -> list[tuple[int, float]]:
     with av.open(io.BytesIO(body), "r", options={"protocol_whitelist": "none"}, metadata_errors="ignore") as container:
         name = container.format.name
         if name not in _CONTAINERS[kind]:
-            raise AnswerError("wrong_format", f"asked for {kind}, got {name}")
+            raise ResponseError("wrong_format", f"asked for {kind}, got {name}")
         stream = container.streams.audio[0]
         seconds = 0.0
         for packet in container.demux(stream):
@@ -209,7 +213,7 @@ def _by_page_ends(table: list[tuple[int, float]], size: int) -> list[tuple[int, 
 
 
 def _wav_faults(body: bytes) -> list[Fault]:
-    """What a WAV header says and the body does not keep. Raises AnswerError when the body is cut short."""
+    """What a WAV header says and the body does not keep. Raises ResponseError when the body is cut short."""
     faults = []
     if body.count(b"WAVEfmt ") > 1:
         faults.append(Fault("headers_inside", f"{body.count(b'WAVEfmt ')} WAV headers in one answer"))
@@ -219,7 +223,7 @@ def _wav_faults(body: bytes) -> list[Fault]:
     if at < 0 or stated >= _WAV_UNKNOWN_SIZE:
         return faults
     if there < stated:
-        raise AnswerError("wrong_length", f"the header promises {stated} bytes of samples, {there} came")
+        raise ResponseError("wrong_length", f"the header promises {stated} bytes of samples, {there} came")
     if there - stated > 1 and body[at + 8 + stated : at + 12 + stated] not in (b"LIST", b"id3 ", b"ID3 "):
         faults.append(Fault("wrong_length", f"the header states {stated} bytes of samples, {there} came"))
     return faults
@@ -237,7 +241,7 @@ def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
     }.items():
         for key in keys:
             value = headers.get(key) or parameters.get(key)
-            if value and value.isdecimal() and len(value) < _MOST_DIGITS:
+            if value and value.isdecimal() and len(value) < _MAX_DIGITS:
                 facts.setdefault(name, int(value))
     for name, key in {"finish_reason": "x-finish-reason", "seed": "x-seed", "request_id": "x-request-id"}.items():
         if key in headers:
@@ -249,14 +253,14 @@ def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
     return facts
 
 
-def _contradictions(heard: Heard) -> list[Fault]:
+def _contradictions(decoded: DecodedAudio) -> list[Fault]:
     """Where the answer's words and its audio differ."""
     faults = []
-    for name, real, unit in (("sample_rate", heard.sample_rate, " Hz"), ("channels", heard.channels, " channels")):
-        stated = heard.facts.get(name)
+    for name, real, unit in (("sample_rate", decoded.sample_rate, " Hz"), ("channels", decoded.channels, " channels")):
+        stated = decoded.facts.get(name)
         if stated is not None and stated != real:
             faults.append(Fault("wrong_rate", f"the answer says {stated}{unit}, the audio has {real}{unit}"))
-    stated = heard.facts.get("seconds")
-    if isinstance(stated, int | float) and abs(stated - heard.seconds) > _LENGTH_TOLERANCE_SECONDS:
-        faults.append(Fault("wrong_length", f"the answer says {stated:.2f} s, the audio has {heard.seconds:.2f} s"))
+    stated = decoded.facts.get("seconds")
+    if isinstance(stated, int | float) and abs(stated - decoded.seconds) > _LENGTH_TOLERANCE_SECONDS:
+        faults.append(Fault("wrong_length", f"the answer says {stated:.2f} s, the audio has {decoded.seconds:.2f} s"))
     return faults

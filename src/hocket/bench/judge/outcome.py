@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from hocket.bench.dataset import Item
 from hocket.bench.faults import Fault
-from hocket.bench.http import Answer
-from hocket.bench.judge.decode import Heard
+from hocket.bench.http import Response
+from hocket.bench.judge.decode import DecodedAudio
 from hocket.bench.judge.playback import Playback, play
-from hocket.bench.judge.speaking_rate import Pace, spoken_letters
+from hocket.bench.judge.speaking_rate import SpeakingRate, spoken_letters
 
 Phase = Literal["fill", "steady", "drain"]
 
@@ -41,7 +41,7 @@ class Limits:
     stall_seconds: float = 2.0
     #: In front of the second of the two players.
     buffer_seconds: float = 0.2
-    pace: Pace = field(default_factory=Pace)
+    pace: SpeakingRate = field(default_factory=SpeakingRate)
     #: An answer's pace against the median of the run, either way; 0: not compared.
     max_pace_ratio: float = 1.7
     check_length: bool = True
@@ -114,35 +114,35 @@ class Outcome:
         }
 
 
-def time_outcome(outcome: Outcome, answer: Answer, due: float) -> None:
-    """What the wire alone says; for failed requests, too. `due` is on the clock of `answer`."""
-    if answer.connected_at is not None:
-        outcome.connect_ms = 1e3 * (answer.connected_at - answer.asked_at)
-    if answer.arrivals:
-        outcome.first_byte_ms = 1e3 * (answer.arrivals[0][0] - due)
-    outcome.e2e_ms = 1e3 * (answer.ended_at - due)
+def time_outcome(outcome: Outcome, response: Response, due: float) -> None:
+    """What the wire alone says; for failed requests, too. `due` is on the clock of `response`."""
+    if response.connected_at is not None:
+        outcome.connect_ms = 1e3 * (response.connected_at - response.sent_at)
+    if response.arrivals:
+        outcome.first_byte_ms = 1e3 * (response.arrivals[0][0] - due)
+    outcome.e2e_ms = 1e3 * (response.ended_at - due)
 
 
-def judge(outcome: Outcome, heard: Heard, due: float, limits: Limits) -> None:
+def judge(outcome: Outcome, decoded: DecodedAudio, due: float, limits: Limits) -> None:
     """Measure the audio and the way it came, and note what is wrong. `due` is on the clock of the marks."""
-    outcome.seconds, outcome.sample_rate, outcome.channels = heard.seconds, heard.sample_rate, heard.channels
-    outcome.facts = heard.facts
-    outcome.marks = [(1e3 * (at - due), seconds) for at, seconds in heard.marks]
-    outcome.faults += heard.faults
+    outcome.seconds, outcome.sample_rate, outcome.channels = decoded.seconds, decoded.sample_rate, decoded.channels
+    outcome.facts = decoded.facts
+    outcome.marks = [(1e3 * (at - due), seconds) for at, seconds in decoded.marks]
+    outcome.faults += decoded.faults
     if outcome.e2e_ms is not None:
-        outcome.rtf = outcome.e2e_ms / 1e3 / heard.seconds
-    _times(outcome, heard, limits)
-    _samples(outcome, heard, limits)
-    if limits.shape is not None and (heard.sample_rate, heard.channels) != limits.shape:
+        outcome.rtf = outcome.e2e_ms / 1e3 / decoded.seconds
+    _times(outcome, decoded, limits)
+    _samples(outcome, decoded, limits)
+    if limits.shape is not None and (decoded.sample_rate, decoded.channels) != limits.shape:
         want = f"{limits.shape[0]} Hz x {limits.shape[1]}"
-        outcome.faults.append(Fault("wrong_rate", f"{heard.sample_rate} Hz x {heard.channels}, not {want}"))
+        outcome.faults.append(Fault("wrong_rate", f"{decoded.sample_rate} Hz x {decoded.channels}, not {want}"))
     if limits.check_length:
-        least, most = limits.pace.bounds(outcome.item.text)
-        told = f"{heard.seconds:.2f} s for {spoken_letters(outcome.item.text):.0f} letters"
-        if heard.seconds < least:
-            outcome.faults.append(Fault("too_short", f"{told}, at least {least:.2f} s"))
-        elif heard.seconds > most:
-            outcome.faults.append(Fault("too_long", f"{told}, at most {most:.2f} s"))
+        min_seconds, max_seconds = limits.pace.bounds(outcome.item.text)
+        told = f"{decoded.seconds:.2f} s for {spoken_letters(outcome.item.text):.0f} letters"
+        if decoded.seconds < min_seconds:
+            outcome.faults.append(Fault("too_short", f"{told}, at least {min_seconds:.2f} s"))
+        elif decoded.seconds > max_seconds:
+            outcome.faults.append(Fault("too_long", f"{told}, at most {max_seconds:.2f} s"))
 
 
 def check_together(outcomes: Sequence[Outcome], limits: Limits) -> None:
@@ -181,30 +181,30 @@ def audible_windows(mono_S: NDArray[np.float32], sample_rate: int, silence_db: f
     return audible
 
 
-def _times(outcome: Outcome, heard: Heard, limits: Limits) -> None:
+def _times(outcome: Outcome, decoded: DecodedAudio, limits: Limits) -> None:
     arrivals = [
         at
-        for (at, seconds), before in zip(heard.marks, [(0.0, 0.0), *heard.marks], strict=False)
+        for (at, seconds), before in zip(decoded.marks, [(0.0, 0.0), *decoded.marks], strict=False)
         if seconds > before[1]
     ]
     if len(arrivals) > 1:
         gaps = np.diff(arrivals) * 1e3
         outcome.gap_longest_ms, outcome.gap_median_ms = float(gaps.max()), float(np.median(gaps))
-    at_once: Playback = play(heard.marks, 0.0)
-    outcome.still_ms = 1e3 * at_once.still_seconds
-    outcome.still_longest_ms = 1e3 * at_once.longest_seconds
-    outcome.still_buffered_ms = 1e3 * play(heard.marks, limits.buffer_seconds).still_seconds
-    if at_once.longest_seconds > limits.stall_seconds:
-        at, seconds = max(at_once.standstills, key=lambda item: item[1])
+    at_once: Playback = play(decoded.marks, 0.0)
+    outcome.still_ms = 1e3 * at_once.stalled_seconds
+    outcome.still_longest_ms = 1e3 * at_once.longest_stall_seconds
+    outcome.still_buffered_ms = 1e3 * play(decoded.marks, limits.buffer_seconds).stalled_seconds
+    if at_once.longest_stall_seconds > limits.stall_seconds:
+        at, seconds = max(at_once.stalls, key=lambda item: item[1])
         outcome.faults.append(Fault("stalled", f"{seconds:.2f} s, {at - at_once.began_at:.2f} s after the first audio"))
 
 
-def _samples(outcome: Outcome, heard: Heard, limits: Limits) -> None:
-    mono_S = heard.samples.mean(axis=0, dtype=np.float32)
-    size_CS = np.abs(heard.samples)
+def _samples(outcome: Outcome, decoded: DecodedAudio, limits: Limits) -> None:
+    mono_S = decoded.samples.mean(axis=0, dtype=np.float32)
+    size_CS = np.abs(decoded.samples)
     outcome.peak = float(size_CS.max())
     outcome.digest = hashlib.blake2b(
-        np.rint(heard.samples * 32768.0).astype(np.int32).tobytes(), digest_size=16
+        np.rint(decoded.samples * 32768.0).astype(np.int32).tobytes(), digest_size=16
     ).hexdigest()
     full_CS = size_CS >= _FULL_SCALE
     # Three samples in a row at full scale are clipping, not a peak.
@@ -214,13 +214,13 @@ def _samples(outcome: Outcome, heard: Heard, limits: Limits) -> None:
         outcome.faults.append(Fault("clipped", f"{100 * outcome.clipped:.1f} % of samples held at full scale"))
     rms = float(np.sqrt(np.mean(np.square(mono_S, dtype=np.float64))))
     outcome.rms_db = 20.0 * math.log10(max(rms, 1e-6))
-    audible = audible_windows(mono_S, heard.sample_rate, limits.silence_db)
+    audible = audible_windows(mono_S, decoded.sample_rate, limits.silence_db)
     if not audible.any():
-        outcome.faults.append(Fault("silent", f"{heard.seconds:.2f} s below {limits.silence_db:g} dB"))
+        outcome.faults.append(Fault("silent", f"{decoded.seconds:.2f} s below {limits.silence_db:g} dB"))
         return
     first = int(audible.argmax())
     # A window is a whole number of samples, so not always quite 10 ms.
-    window_seconds = max(1, round(heard.sample_rate * _WINDOW_SECONDS)) / heard.sample_rate
+    window_seconds = max(1, round(decoded.sample_rate * _WINDOW_SECONDS)) / decoded.sample_rate
     outcome.leading_silence_ms = 1e3 * first * window_seconds
     outcome.ttfa_ms = next(at for at, seconds in outcome.marks if seconds > first * window_seconds)
     edges = np.flatnonzero(np.concatenate(([True], audible, [True])))
@@ -243,7 +243,7 @@ def _same_audio(spoken: Sequence[Outcome]) -> None:
                 )
 
 
-def _unusual_pace(spoken: Sequence[Outcome], most: float) -> None:
+def _unusual_pace(spoken: Sequence[Outcome], max_seconds: float) -> None:
     paces: defaultdict[str | None, list[tuple[Outcome, float]]] = defaultdict(list)
     for outcome in spoken:
         letters = spoken_letters(outcome.item.text)
@@ -255,9 +255,9 @@ def _unusual_pace(spoken: Sequence[Outcome], most: float) -> None:
         usual = median(pace for _, pace in group)
         for outcome, pace in group:
             told = f"{pace:.1f} letters a second, others {usual:.1f}"
-            if pace > usual * most and not _has(outcome, "too_short"):
+            if pace > usual * max_seconds and not _has(outcome, "too_short"):
                 outcome.faults.append(Fault("too_short", told))
-            elif pace < usual / most and not _has(outcome, "too_long"):
+            elif pace < usual / max_seconds and not _has(outcome, "too_long"):
                 outcome.faults.append(Fault("too_long", told))
 
 

@@ -12,17 +12,17 @@ class Playback:
 
     began_at: float
     #: (time, seconds) of each underrun: when the player ran dry, and for how long.
-    standstills: tuple[tuple[float, float], ...]
+    stalls: tuple[tuple[float, float], ...]
 
     @property
-    def still_seconds(self) -> float:
+    def stalled_seconds(self) -> float:
         """Standing still altogether."""
-        return sum(seconds for _, seconds in self.standstills)
+        return sum(seconds for _, seconds in self.stalls)
 
     @property
-    def longest_seconds(self) -> float:
+    def longest_stall_seconds(self) -> float:
         """Standing still at a time."""
-        return max((seconds for _, seconds in self.standstills), default=0.0)
+        return max((seconds for _, seconds in self.stalls), default=0.0)
 
 
 def play(marks: Sequence[tuple[float, float]], buffer_seconds: float, *, tolerance: float = 0.001) -> Playback:
@@ -35,12 +35,12 @@ def play(marks: Sequence[tuple[float, float]], buffer_seconds: float, *, toleran
     needed = min(buffer_seconds, total)
     # With nothing wanted in front, the first audio is what it waits for.
     began_at = next(at for at, there in marks if there >= needed and there > 0.0)
-    standstills, start, there = [], began_at, 0.0
+    stalls, start, there = [], began_at, 0.0
     for at, seconds in marks:
         if at > began_at and seconds > there:
             dry_at = start + there
             if at - dry_at > tolerance:
-                standstills.append((dry_at, at - dry_at))
+                stalls.append((dry_at, at - dry_at))
                 start += at - dry_at
         there = max(there, seconds)
-    return Playback(began_at, tuple(standstills))
+    return Playback(began_at, tuple(stalls))

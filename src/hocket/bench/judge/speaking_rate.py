@@ -13,7 +13,7 @@ _PAUSES = frozenset(".!?;:,…。！？；：，、—")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SpeakingRate:
     """Letters a second. English at 150 words a minute, as audio books have it, is 11; a quick voice has 16."""
 
     slowest: float = 7.0
@@ -26,8 +26,8 @@ class Pace:
         """Seconds that speech of `text` takes at least and at most."""
         letters = spoken_letters(text)
         pauses = sum(character in _PAUSES for character in text)
-        most = letters / self.slowest + self.edge_seconds + pauses * self.pause_seconds
-        return max(0.05, letters / self.fastest - 0.1), most
+        max_seconds = letters / self.slowest + self.edge_seconds + pauses * self.pause_seconds
+        return max(0.05, letters / self.fastest - 0.1), max_seconds
 
 
 def spoken_letters(text: str) -> float:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.bench.faults import AnswerError, Fault, one_line
+from hocket.bench.faults import Fault, ResponseError, one_line
 
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _PCM_TAG = 1
 #: Numbers from here up (seeds may have 64 bits) are none.
-_MOST = 2**64
+_MAX_NUMBER = 2**64
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class EventAudio:
 
 
 def read_events(body: bytes, arrivals: Sequence[tuple[float, int]]) -> EventAudio:
-    """Raises AnswerError for an error event and for what are no events of speech."""
+    """Raises ResponseError for an error event and for what are no events of speech."""
     audio, pieces, size, is_done = EventAudio(), list[bytes](), 0, False
     shapes: set[tuple[int, ...]] = set()
     ends = [end for _, end in arrivals]
@@ -47,7 +47,7 @@ def read_events(body: bytes, arrivals: Sequence[tuple[float, int]]) -> EventAudi
             continue
         event = _object(payload)
         if name == "error" or event.get("error") or str(event.get("type")).endswith("error"):
-            raise AnswerError("error_event", _message(event.get("error") or event))
+            raise ResponseError("error_event", _message(event.get("error") or event))
         piece, says = _audio_of(event)
         audio.facts |= says
         if piece.startswith(b"RIFF"):
@@ -84,9 +84,9 @@ def _object(payload: str) -> dict[str, Any]:
     try:
         event = json.loads(payload)
     except (ValueError, RecursionError):
-        raise AnswerError("not_audio", "an event is not JSON") from None
+        raise ResponseError("not_audio", "an event is not JSON") from None
     if not isinstance(event, dict):
-        raise AnswerError("not_audio", "an event is not a JSON object")
+        raise ResponseError("not_audio", "an event is not a JSON object")
     return event
 
 
@@ -103,14 +103,14 @@ def _audio_of(event: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
     try:
         return base64.b64decode(encoded, validate=True), says
     except ValueError:  # binascii.Error, and what is not even ASCII
-        raise AnswerError("not_audio", "an event's audio is not base64") from None
+        raise ResponseError("not_audio", "an event's audio is not base64") from None
 
 
 def _is_fact(value: object) -> bool:
     """Whether a report can hold it: a number that is one, or a short word."""
     if isinstance(value, str):
         return one_line(value) == value
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def _strip_wav(piece: bytes) -> tuple[bytes, dict[str, int]]:
@@ -122,12 +122,12 @@ def _strip_wav(piece: bytes) -> tuple[bytes, dict[str, int]]:
         if tag == b"fmt " and at + 24 <= len(piece):
             kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", piece, at + 8)
             if (kind, bits) != (_PCM_TAG, 16):
-                raise AnswerError("not_audio", f"a WAV piece of kind {kind} with {bits} bits; 16-bit PCM is read")
+                raise ResponseError("not_audio", f"a WAV piece of kind {kind} with {bits} bits; 16-bit PCM is read")
             shape = {"sample_rate": rate, "channels": channels}
         if tag == b"data":
             return piece[at + 8 : at + 8 + size], shape
         at += 8 + size + size % 2
-    raise AnswerError("not_audio", "a WAV piece without samples")
+    raise ResponseError("not_audio", "a WAV piece without samples")
 
 
 def _message(error: object) -> str:

@@ -3,91 +3,106 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 from hocket.bench.dataset import Item, data_uri
 from hocket.bench.dialects import SPEECH_PATH, Delivery
-from hocket.bench.faults import AnswerError
-from hocket.bench.http import Answer, ask, bearer
-from hocket.bench.judge.decode import Heard, hear
-from hocket.bench.load.run_config import Wishes
+from hocket.bench.faults import ResponseError
+from hocket.bench.http import Response, bearer, page, send
+from hocket.bench.judge.decode import DecodedAudio, decode_response
+from hocket.bench.load.run_config import RunConfig
 from hocket.errors import HocketError
 
+_FACT_PATHS = ("/version", "/v1/models")
+_MAX_FACT_BYTES = 20_000
 
-class Asker:
+
+class BenchClient:
     """The requests of one stage. Bodies lie in `folder`: what 256 streams send is too much to hold, and decoding it
     would disturb the load.
     """
 
-    def __init__(self, wishes: Wishes, folder: Path) -> None:
-        self._wishes, self._folder = wishes, folder
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self._config, self._folder = config, folder
         self._writing: set[asyncio.Task[int]] = set()
         folder.mkdir()
 
     def item(self, index: int) -> Item:
         """What request `index` asks for; after the last item comes the first again."""
-        return self._wishes.items[index % len(self._wishes.items)]
+        return self._config.items[index % len(self._config.items)]
 
     def body(self, index: int, delivery: Delivery | None = None, response_format: str | None = None) -> bytes:
         """The JSON of request `index`."""
-        wishes, item = self._wishes, self.item(index)
-        fields = wishes.dialect.body(
+        config, item = self._config, self.item(index)
+        fields = config.dialect.body(
             item,
-            delivery=delivery or wishes.delivery,
-            response_format=response_format or wishes.response_format,
-            model=wishes.model,
+            delivery=delivery or config.delivery,
+            response_format=response_format or config.response_format,
+            model=config.model,
             reference_uri=None if item.reference is None else data_uri(item.reference),
-            seed=None if wishes.request_seed is None else wishes.request_seed + index,
-            extra=wishes.extra,
+            seed=None if config.request_seed is None else config.request_seed + index,
+            extra=config.extra,
         )
         return json.dumps(fields).encode()
 
-    async def send(self, body: bytes) -> Answer:
+    async def _post(self, body: bytes) -> Response:
         """One request."""
         headers = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "hocket-bench"}
-        headers |= bearer(self._wishes.api_key)
-        return await ask(self._wishes.target, "POST", SPEECH_PATH, headers, body, self._wishes.timeout_seconds)
+        headers |= bearer(self._config.api_key)
+        return await send(self._config.target, "POST", SPEECH_PATH, headers, body, self._config.timeout_seconds)
 
-    async def ask(self, index: int, body: bytes) -> Answer:
+    async def send(self, index: int, body: bytes) -> Response:
         """Send `body` as request `index`; the answer's body goes to disk on a thread."""
-        answer = await self.send(body)
-        received, answer.body = answer.body, b""
+        response = await self._post(body)
+        received, response.body = response.body, b""
         task = asyncio.create_task(asyncio.to_thread(self._path(index).write_bytes, received))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
-        return answer
+        return response
 
     async def written(self) -> None:
         """Until every body is on disk."""
         await asyncio.gather(*self._writing)
 
-    def listen(self, index: int, answer: Answer) -> Heard:
-        """What request `index` got. Raises AnswerError."""
-        wishes = self._wishes
-        answer.body = self._path(index).read_bytes()
+    def decode(self, index: int, response: Response) -> DecodedAudio:
+        """What request `index` got. Raises ResponseError."""
+        config = self._config
+        response.body = self._path(index).read_bytes()
         try:
-            heard = hear(answer, wishes.response_format, wishes.delivery, wishes.raw_shape)
+            decoded = decode_response(response, config.response_format, config.delivery, config.raw_shape)
         finally:
-            answer.body = b""
-        if wishes.delivery == "whole":  # nobody plays a file before it is there
-            heard.marks = [(answer.ended_at, heard.seconds)]
-        return heard
+            response.body = b""
+        if config.delivery == "whole":  # nobody plays a file before it is there
+            decoded.marks = [(response.ended_at, decoded.seconds)]
+        return decoded
 
     async def warm_up(self) -> None:
         """Ask a few times without counting. Raises HocketError when nobody is there."""
-        wishes = self._wishes
-        answers = await asyncio.gather(*(self.send(self.body(0)) for _ in range(wishes.warmup)))
-        if answers and all(answer.broken == "connect" for answer in answers):
-            raise HocketError(f"nothing answers at {wishes.target.url} ({answers[0].detail}); start the server first")
+        config = self._config
+        responses = await asyncio.gather(*(self._post(self.body(0)) for _ in range(config.warmup)))
+        if responses and all(response.broken == "connect" for response in responses):
+            raise HocketError(f"nothing answers at {config.target.url} ({responses[0].detail}); start the server first")
+
+    async def server_facts(self) -> dict[str, Any]:
+        """The JSON of the pages on which the server describes itself, by path."""
+        facts: dict[str, Any] = {}
+        for path in _FACT_PATHS:
+            text = await page(self._config.target, path, self._config.api_key)
+            if text is not None and len(text) < _MAX_FACT_BYTES:
+                with contextlib.suppress(ValueError, RecursionError):
+                    facts[path] = json.loads(text)
+        return facts
 
     async def probe(self) -> tuple[tuple[int, int] | None, str]:
         """Rate and channels by a whole WAV file, which cannot be mistaken for another rate; or None and why not."""
         try:
-            heard = hear(await self.send(self.body(0, "whole", "wav")), "wav", "whole")
-        except AnswerError as error:
+            decoded = decode_response(await self._post(self.body(0, "whole", "wav")), "wav", "whole")
+        except ResponseError as error:
             return None, f"the probe, a whole WAV file, failed: {error.fault.kind} {error.fault.detail}".strip()
-        return (heard.sample_rate, heard.channels), ""
+        return (decoded.sample_rate, decoded.channels), ""
 
     def _path(self, index: int) -> Path:
         return self._folder / str(index)

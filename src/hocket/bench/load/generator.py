@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.bench.http import Answer
+from hocket.bench.http import Response
 from hocket.bench.judge.outcome import Phase
 from hocket.errors import ConfigError
 
@@ -19,7 +19,7 @@ from hocket.errors import ConfigError
 _NAP_SECONDS = 0.01
 
 #: Ask for request i.
-Ask = Callable[[int], Awaitable[Answer]]
+Send = Callable[[int], Awaitable[Response]]
 Arrivals = Literal["poisson", "constant"]
 ARRIVALS: tuple[Arrivals, ...] = ("poisson", "constant")
 
@@ -42,12 +42,12 @@ class Load:
 
 
 @dataclass(slots=True)
-class Asked:
+class SentRequest:
     """One request of a stage. `due` is when it should have begun, on the clock of the answer."""
 
     index: int
     due: float
-    answer: Answer
+    response: Response
     phase: Phase = "steady"
 
 
@@ -57,12 +57,12 @@ class StageRun:
 
     began: float
     ended: float = 0.0
-    asked: list[Asked] = field(default_factory=list)
+    sent: list[SentRequest] = field(default_factory=list)
     #: Of this process: seconds of processor time, and how late its event loop woke up, in seconds.
     cpu_seconds: float = 0.0
     lags: list[float] = field(default_factory=list)
     #: Requests that were open at a time.
-    most_open: int = 0
+    max_open: int = 0
 
     @property
     def seconds(self) -> float:
@@ -71,7 +71,7 @@ class StageRun:
     @property
     def window(self) -> tuple[float, float]:
         """From the first steady request's begin to that of the last one: all this time the load was on."""
-        steady = [one.due for one in self.asked if one.phase == "steady"]
+        steady = [one.due for one in self.sent if one.phase == "steady"]
         return (min(steady), max(steady)) if len(steady) > 1 else (self.began, self.ended)
 
 
@@ -114,7 +114,7 @@ def due_seconds(load: Load, seed: int) -> NDArray[np.float64]:
     return np.cumsum(gaps) - gaps[0]
 
 
-def most_open(spans: Iterable[tuple[float, float]]) -> int:
+def max_open(spans: Iterable[tuple[float, float]]) -> int:
     """Requests that were open at a time, of (begin, end) each; one that ends as another begins is no longer open."""
     changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
     return int(np.cumsum([change for _, change in changes]).max())
@@ -128,12 +128,12 @@ def edge_requests(open_at_a_time: int, requests: int) -> int:
     return min(open_at_a_time, requests // 4)
 
 
-async def run_stage(load: Load, ask: Ask, seed: int, progress: Callable[[int], None] = lambda _: None) -> StageRun:
+async def run_stage(load: Load, send: Send, seed: int, progress: Callable[[int], None] = lambda _: None) -> StageRun:
     """Ask for requests 0 .. requests - 1, and time them."""
     run = StageRun(began=time.perf_counter())
     cpu = time.process_time()
     watch = asyncio.create_task(_watch(run.lags))
-    counter = _Counter(run, ask, progress)
+    counter = _Counter(run, send, progress)
     try:
         if load.rate is None:
             await _closed(load, counter)
@@ -143,7 +143,7 @@ async def run_stage(load: Load, ask: Ask, seed: int, progress: Callable[[int], N
         watch.cancel()
     run.ended = time.perf_counter()
     run.cpu_seconds = time.process_time() - cpu
-    run.asked.sort(key=lambda one: one.due)
+    run.sent.sort(key=lambda one: one.due)
     _mark_phases(run)
     return run
 
@@ -151,19 +151,19 @@ async def run_stage(load: Load, ask: Ask, seed: int, progress: Callable[[int], N
 class _Counter:
     """Asks, and counts what is open."""
 
-    def __init__(self, run: StageRun, ask: Ask, progress: Callable[[int], None]) -> None:
+    def __init__(self, run: StageRun, send: Send, progress: Callable[[int], None]) -> None:
         self.run = run
-        self._ask, self._progress = ask, progress
+        self._send, self._progress = send, progress
         self._open = 0
 
     async def one(self, index: int, due: float | None = None) -> None:
         """Request `index`, due now or at `due`."""
         self._open += 1
-        self.run.most_open = max(self.run.most_open, self._open)
-        answer = await self._ask(index)
+        self.run.max_open = max(self.run.max_open, self._open)
+        response = await self._send(index)
         self._open -= 1
-        self.run.asked.append(Asked(index, answer.asked_at if due is None else due, answer))
-        self._progress(len(self.run.asked))
+        self.run.sent.append(SentRequest(index, response.sent_at if due is None else due, response))
+        self._progress(len(self.run.sent))
 
 
 async def _closed(load: Load, counter: _Counter) -> None:
@@ -194,6 +194,6 @@ async def _watch(lags: list[float]) -> None:
 
 
 def _mark_phases(run: StageRun) -> None:
-    edge = edge_requests(run.most_open, len(run.asked))
-    for i, one in enumerate(run.asked):
-        one.phase = "fill" if i < edge else "drain" if i >= len(run.asked) - edge else "steady"
+    edge = edge_requests(run.max_open, len(run.sent))
+    for i, one in enumerate(run.sent):
+        one.phase = "fill" if i < edge else "drain" if i >= len(run.sent) - edge else "steady"

@@ -10,40 +10,42 @@ from functools import cache
 from pathlib import Path
 
 from hocket.audio.io import decode_audio, write_audio
-from hocket.bench.faults import AnswerError, Fault
-from hocket.bench.http import Answer
+from hocket.bench.faults import Fault, ResponseError
+from hocket.bench.http import Response
 from hocket.bench.judge.asr import to_recogniser
 from hocket.bench.judge.outcome import Outcome
 from hocket.bench.judge.speaker_similarity import Embedding, SpeakerModel, similarity
 from hocket.bench.judge.wer import count_errors
-from hocket.bench.load.client import Asker
-from hocket.bench.load.run_config import Wishes
+from hocket.bench.load.client import BenchClient
+from hocket.bench.load.run_config import RunConfig
 
 _MAX_REFERENCE_BYTES = 64 * 2**20
 _MAX_REFERENCE_SECONDS = 600.0
 
 
-def listen_to_all(wishes: Wishes, asker: Asker, outcomes: Sequence[Outcome], answers: Mapping[int, Answer]) -> None:
+def judge_content(
+    config: RunConfig, client: BenchClient, outcomes: Sequence[Outcome], responses: Mapping[int, Response]
+) -> None:
     """Recognise and compare every answer that has audio. Raises HocketError when the recogniser does not work."""
     spoken = [outcome for outcome in outcomes if outcome.seconds > 0.0]
 
     @cache
     def reference(path: Path) -> Embedding:
-        assert wishes.speaker_model is not None
-        return embed_file(wishes.speaker_model, path)
+        assert config.speaker_model is not None
+        return embed_file(config.speaker_model, path)
 
     def one(outcome: Outcome) -> None:
-        heard = asker.listen(outcome.index, answers[outcome.index])
-        mono_S = to_recogniser(heard.samples, heard.sample_rate)
-        if wishes.recogniser is not None:
-            note_words(outcome, wishes.recogniser.words(mono_S, outcome.item.language), wishes.max_cer)
-        if wishes.speaker_model is not None and outcome.item.reference is not None:
-            alike = similarity(wishes.speaker_model.embed(mono_S), reference(outcome.item.reference))
+        decoded = client.decode(outcome.index, responses[outcome.index])
+        mono_S = to_recogniser(decoded.samples, decoded.sample_rate)
+        if config.recogniser is not None:
+            note_words(outcome, config.recogniser.words(mono_S, outcome.item.language), config.max_cer)
+        if config.speaker_model is not None and outcome.item.reference is not None:
+            alike = similarity(config.speaker_model.embed(mono_S), reference(outcome.item.reference))
             outcome.similarity = alike if math.isfinite(alike) else None
-            if wishes.min_similarity is not None and not alike >= wishes.min_similarity:  # not a number is too little
-                outcome.faults.append(Fault("wrong_voice", f"{alike:.2f} alike, at least {wishes.min_similarity:g}"))
+            if config.min_similarity is not None and not alike >= config.min_similarity:  # not a number is too little
+                outcome.faults.append(Fault("wrong_voice", f"{alike:.2f} alike, at least {config.min_similarity:g}"))
 
-    workers = 1 if wishes.recogniser is None else wishes.recogniser.workers
+    workers = 1 if config.recogniser is None else config.recogniser.workers
     with ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(one, spoken):
             pass
@@ -66,21 +68,26 @@ def embed_file(model: SpeakerModel, path: Path) -> Embedding:
 
 
 def keep_audio(
-    folder: Path, prefix: str, most: int, asker: Asker, outcomes: Sequence[Outcome], answers: Mapping[int, Answer]
+    folder: Path,
+    prefix: str,
+    max_kept: int,
+    client: BenchClient,
+    outcomes: Sequence[Outcome],
+    responses: Mapping[int, Response],
 ) -> None:
-    """Write up to `most` failed answers, and as many with the worst words, into `folder` as WAV.
+    """Write up to `max_kept` failed answers, and as many with the worst words, into `folder` as WAV.
 
     Raises AudioFileError.
     """
-    failed = [outcome for outcome in outcomes if outcome.faults and outcome.seconds > 0.0][:most]
+    failed = [outcome for outcome in outcomes if outcome.faults and outcome.seconds > 0.0][:max_kept]
     worst = sorted(
         (outcome for outcome in outcomes if outcome.word_errors), key=lambda o: (o.word_errors or 0) / (o.words or 1)
     )
-    worst = worst[max(0, len(worst) - most) :]
+    worst = worst[max(0, len(worst) - max_kept) :]
     for outcome in {id(o): o for o in [*failed, *worst]}.values():
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(AnswerError):
-            heard = asker.listen(outcome.index, answers[outcome.index])
+        with contextlib.suppress(ResponseError):
+            decoded = client.decode(outcome.index, responses[outcome.index])
             path = folder / f"{prefix}{outcome.index}.wav"
-            write_audio(path, heard.samples, heard.sample_rate)
+            write_audio(path, decoded.samples, decoded.sample_rate)
             outcome.audio_file = f"{folder.name}/{path.name}"

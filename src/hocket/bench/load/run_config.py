@@ -16,7 +16,7 @@ from hocket.bench.load.generator import Load
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RunConfig:
     """One run."""
 
     target: Target
@@ -39,7 +39,7 @@ class Wishes:
     timeout_seconds: float = 120.0
     limits: Limits = field(default_factory=Limits)
     has_probe: bool = True
-    has_floor: bool = True
+    has_self_check: bool = True
     recogniser: Recogniser | None = None
     max_cer: float = 0.5
     speaker_model: SpeakerModel | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hocket.bench.dialects import SPEECH_PATH
-from hocket.bench.http import Answer, Target, ask
+from hocket.bench.http import Response, Target, send
 from hocket.bench.load.generator import Load, StageRun, run_stage
 from hocket.bench.load.stub_server import HOST
 from hocket.errors import HocketError
@@ -38,29 +38,29 @@ def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
             process.stdin.close()
 
 
-async def measure_floor(streams: int, seconds: float = _SECONDS) -> dict[str, Any]:
+async def self_check(streams: int, seconds: float = _SECONDS) -> dict[str, Any]:
     """`streams` answers at a time at the pace of a player: first byte, processor time, lateness."""
 
-    async def one(_: int) -> Answer:
-        return await ask(target, "POST", SPEECH_PATH, {}, b"{}", _TIMEOUT_SECONDS)
+    async def one(_: int) -> Response:
+        return await send(target, "POST", SPEECH_PATH, {}, b"{}", _TIMEOUT_SECONDS)
 
     with stub_server(seconds=seconds) as target:
         run = await run_stage(Load(streams, clients=streams), one, seed=0)
-    first = [1e3 * (o.answer.arrivals[0][0] - o.answer.asked_at) for o in run.asked if o.answer.arrivals]
-    received = sum(len(o.answer.body) for o in run.asked)
+    first = [1e3 * (o.response.arrivals[0][0] - o.response.sent_at) for o in run.sent if o.response.arrivals]
+    received = sum(len(o.response.body) for o in run.sent)
     return {
         "streams": streams,
         "sample_rate": RATE,
         "channels": CHANNELS,
-        "failures": sum(o.answer.broken is not None for o in run.asked),
+        "failures": sum(o.response.broken is not None for o in run.sent),
         "megabytes_per_s": round(received / run.seconds / 1e6, 2),
         "first_byte_p50_ms": round(float(np.percentile(first, 50)), 3),
         "first_byte_p95_ms": round(float(np.percentile(first, 95)), 3),
-        **own_load(run),
+        **generator_load(run),
     }
 
 
-def own_load(run: StageRun) -> dict[str, float]:
+def generator_load(run: StageRun) -> dict[str, float]:
     """What the generator itself took: cores, and how late its clock was read at worst."""
     lags = np.array(run.lags or [0.0]) * 1e3
     return {

@@ -33,7 +33,7 @@ class Stub:
         self._chunks = max(1, round(seconds / chunk_seconds))
         self._interval = chunk_seconds / pace if pace else 0.0
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, one request."""
         loop = asyncio.get_running_loop()
         try:
@@ -64,7 +64,7 @@ def _content_length(head: bytes) -> int:
 
 
 async def _serve(stub: Stub) -> None:
-    server = await asyncio.start_server(stub.answer, HOST, 0, backlog=1024)
+    server = await asyncio.start_server(stub.respond, HOST, 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await asyncio.to_thread(sys.stdin.read)
@@ -77,13 +77,13 @@ def main() -> None:
     parser.add_argument("--chunk-ms", type=float, default=80.0)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--pace", type=float, default=1.0)
-    wishes = parser.parse_args()
+    arguments = parser.parse_args()
     stub = Stub(
-        rate=wishes.rate,
-        channels=wishes.channels,
-        chunk_seconds=wishes.chunk_ms / 1000,
-        seconds=wishes.seconds,
-        pace=wishes.pace,
+        rate=arguments.rate,
+        channels=arguments.channels,
+        chunk_seconds=arguments.chunk_ms / 1000,
+        seconds=arguments.seconds,
+        pace=arguments.pace,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(stub))

@@ -78,9 +78,9 @@ def write_page(path: Path, report: Report) -> None:
 def print_report(report: Report, console: Console) -> None:
     """Figures with their intervals, what was wrong, and what the generator itself took."""
     stages = report["stages"]
-    wishes = report["wishes"]
+    config = report["wishes"]
     console.print(
-        f"{wishes['url']}  {wishes['dialect']}, {wishes['delivery']} {wishes['format']}, {wishes['items']} texts",
+        f"{config['url']}  {config['dialect']}, {config['delivery']} {config['format']}, {config['items']} texts",
         highlight=False,
     )
     console.print(_figures_table(stages))
