@@ -1,24 +1,51 @@
-"""Letting the codec hear the recordings that requests continue, before it decodes what comes behind them."""
+"""Codec priming: reference audio that speech continues goes through the codec before the speech does."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.engine.job import Job
 from hocket.engine.runners.codec import Place
 from hocket.engine.runners.protocols import ChunkRunner
+from hocket.engine.scheduling.request import Request, RequestState
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.engine.stats import Meter
 
 
+@dataclass(slots=True, eq=False)
+class _Priming:
+    """A request whose recording is on its way through the codec."""
+
+    request: Request
+    #: int64 [F, N]: the recording.
+    codes_FN: NDArray[np.int64]
+    #: `digest` of the codes.
+    key: bytes
+    #: Frames that the codec has run.
+    done: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """The request has ended, so its row is not its own any more."""
+        return self.request.state is RequestState.FINISHED
+
+    @property
+    def left(self) -> int:
+        """Frames that the codec has yet to run."""
+        return len(self.codes_FN) - self.done
+
+
 class Hearing:
-    """A few recordings at a time, those first that came first; what was heard is kept for others that continue it."""
+    """Primes a few recordings at a time, first come first served.
+
+    States that are primed stay in a cache for other requests that continue the same recording.
+    """
 
     def __init__(self, runner: ChunkRunner, scheduler: Scheduler, meter: Meter, clock: Callable[[], float]) -> None:
         self._runner = runner
@@ -26,107 +53,114 @@ class Hearing:
         self._meter = meter
         self._clock = clock
         self._kept = PrimedStreams(range(runner.kept))
-        self._waiting: list[tuple[bytes, Job]] = []
+        self._waiting: list[_Priming] = []
         #: By slot.
-        self._heard_by: dict[int, tuple[bytes, Job]] = {}
-        #: When the newest piece is done: more at a time would only stand in the way of chunks that are due.
+        self._active: dict[int, _Priming] = {}
+        #: End of the newest slice. More slices at a time would only delay chunks that are due.
         self._newest: torch.cuda.Event | None = None
-        #: Whose stream is on its way to their row, and when it is there. None of their chunks is launched before: those
-        #: that go with it would wait, too.
-        self._handed: list[tuple[torch.cuda.Event | None, Job]] = []
+        #: Requests whose state is being copied to their row, and the end of the copy. None of their chunks is launched
+        #: before: other chunks of the same batch would wait, too.
+        self._handed: list[tuple[torch.cuda.Event | None, _Priming]] = []
 
     @property
     def busy(self) -> bool:
-        """A recording is being heard, waits for it, or is on its way to a row."""
-        return bool(self._waiting or self._heard_by or self._handed)
+        """A recording is being primed, waits for a slot, or is being copied to a row."""
+        return bool(self._waiting or self._active or self._handed)
 
     @property
     def done(self) -> bool:
-        """There is something for `step` to do."""
-        return self._may_hear or any(_is_past(mark) for mark, _ in self._handed)
+        """`step` has something to do."""
+        return self._may_run or any(_is_past(event) for event, _ in self._handed)
 
     @property
-    def _may_hear(self) -> bool:
-        return bool(self._waiting or self._heard_by) and _is_past(self._newest)
+    def _may_run(self) -> bool:
+        return bool(self._waiting or self._active) and _is_past(self._newest)
 
-    def start(self, job: Job) -> None:
-        """A request that continues a recording has got a row."""
-        self._waiting.append((digest(job.prefix_codes), job))
+    def start(self, request: Request, codes_FN: NDArray[np.int64]) -> None:
+        """Queue the recording of a request that has got a row."""
+        self._waiting.append(_Priming(request, codes_FN, digest(codes_FN)))
         self._fill_slots()
 
     def step(self) -> None:
-        """Hear a piece of some of them, unless one is still being heard, and let those speak whose row has all of it.
+        """Announce the rows that are primed; then run one slice, unless the last one is still running.
 
-        Of the first, and of those whose piece has the same size.
+        A slice is the next part of the first recording and of those whose next part has the same size.
         """
         self._announce()
-        if not self._may_hear:
+        if not self._may_run:
             return
-        self._heard_by = {slot: (key, job) for slot, (key, job) in self._heard_by.items() if job.end is None}
+        self._active = {slot: priming for slot, priming in self._active.items() if not priming.is_over}
         self._fill_slots()
-        if not self._heard_by:
+        if not self._active:
             return
-        sizes = {slot: self._size(job) for slot, (_, job) in self._heard_by.items()}
-        first = min(self._heard_by, key=lambda slot: self._heard_by[slot][1].in_scheduler.rank)
-        heard = [(slot, *of) for slot, of in self._heard_by.items() if sizes[slot] == sizes[first]]
-        pieces = [job.prefix_codes[job.primed : job.primed + sizes[first]] for _, _, job in heard]
         self._meter.host()
-        self._newest = self._runner.hear([slot for slot, _, _ in heard], pieces, sizes[first])
-        for (slot, key, job), piece in zip(heard, pieces, strict=True):
-            job.primed += len(piece)
-            if job.needs_priming:
-                continue
-            # Copies follow on the same stream, so the slot is free for the next recording at once.
-            del self._heard_by[slot]
-            kept = self._kept.place(key)
-            if kept is not None:
-                self._runner.copy(Place("hearing", slot), Place("kept", kept), job.primed)
-            self._hand_over(job, Place("hearing", slot))
+        self._run_slice()
         self._fill_slots()
         self._meter.decode_seconds += self._meter.lap()
 
-    def _fill_slots(self) -> None:
-        """Give free slots to those that wait, and what is kept to those that want the same."""
-        waiting, self._waiting = self._waiting, []
-        free = [slot for slot in range(self._runner.hearing_slots) if slot not in self._heard_by]
-        for key, job in waiting:
-            if job.end is not None:
+    def _run_slice(self) -> None:
+        sizes = {slot: self._size(priming) for slot, priming in self._active.items()}
+        first = min(self._active, key=lambda slot: self._active[slot].request.rank)
+        size = sizes[first]
+        chosen = {slot: priming for slot, priming in self._active.items() if sizes[slot] == size}
+        parts = [priming.codes_FN[priming.done : priming.done + size] for priming in chosen.values()]
+        self._newest = self._runner.hear(list(chosen), parts, size)
+        for (slot, priming), part in zip(chosen.items(), parts, strict=True):
+            priming.done += len(part)
+            if priming.left:
                 continue
-            kept = self._kept.find(key)
-            is_heard = bool(self._runner.kept) and any(key == other for other, _ in self._heard_by.values())
+            # Copies follow on the same stream, so the slot is free for the next recording at once.
+            del self._active[slot]
+            kept = self._kept.place(priming.key)
             if kept is not None:
-                job.primed = len(job.prefix_codes)
-                self._hand_over(job, Place("kept", kept))
-            elif free and not is_heard:
+                self._runner.copy(Place("hearing", slot), Place("kept", kept), priming.done)
+            self._hand_over(priming, Place("hearing", slot))
+
+    def _fill_slots(self) -> None:
+        """Serve waiting requests from the cache, and give free slots to the others."""
+        waiting, self._waiting = self._waiting, []
+        free = [slot for slot in range(self._runner.hearing_slots) if slot not in self._active]
+        for priming in waiting:
+            if priming.is_over:
+                continue
+            kept = self._kept.find(priming.key)
+            if kept is not None:
+                priming.done = len(priming.codes_FN)
+                self._hand_over(priming, Place("kept", kept))
+            elif free and not self._will_be_kept(priming.key):
                 slot = free.pop(0)
                 self._runner.start(Place("hearing", slot))
-                self._heard_by[slot] = key, job
+                self._active[slot] = priming
             else:
-                self._waiting.append((key, job))
+                self._waiting.append(priming)
 
-    def _size(self, job: Job) -> int:
-        """The smallest piece that finishes the recording, or else the largest."""
-        left = len(job.prefix_codes) - job.primed
+    def _will_be_kept(self, key: bytes) -> bool:
+        """Another request is priming the same recording, and the cache will have it."""
+        return bool(self._runner.kept) and any(key == priming.key for priming in self._active.values())
+
+    def _size(self, priming: _Priming) -> int:
+        """The smallest size that finishes the recording, or else the largest."""
         sizes = self._runner.hearing_sizes
-        return next((size for size in sizes if size >= left), sizes[-1])
+        return next((size for size in sizes if size >= priming.left), sizes[-1])
 
-    def _hand_over(self, job: Job, place: Place) -> None:
-        mark = self._runner.copy(place, Place("row", job.in_scheduler.row), job.primed)
-        self._handed.append((mark, job))
+    def _hand_over(self, priming: _Priming, source: Place) -> None:
+        event = self._runner.copy(source, Place("row", priming.request.row), priming.done)
+        self._handed.append((event, priming))
         self._announce()
 
     def _announce(self) -> None:
+        """Tell the scheduler which rows are primed."""
         handed, self._handed = self._handed, []
-        for mark, job in handed:
-            if not _is_past(mark):
-                self._handed.append((mark, job))
-            elif job.end is None:
-                self._scheduler.codec_is_ready(job.in_scheduler, self._clock())
+        for event, priming in handed:
+            if not _is_past(event):
+                self._handed.append((event, priming))
+            elif not priming.is_over:
+                self._scheduler.codec_is_ready(priming.request, self._clock())
 
 
-def _is_past(mark: torch.cuda.Event | None) -> bool:
-    """None: what it would mark was done at once."""
-    return mark is None or mark.query()  # type: ignore[no-untyped-call]
+def _is_past(event: torch.cuda.Event | None) -> bool:
+    """None: the work was done at once."""
+    return event is None or event.query()  # type: ignore[no-untyped-call]
 
 
 class PrimedStreams:

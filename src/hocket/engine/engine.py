@@ -9,30 +9,31 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.checkpoint.voices import Voices, with_reference_of_voice
+from hocket.checkpoint.voices import Voices
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, FinishReason, RequestEnd, Samples, Speech, SpeechRequest
+from hocket.core import AudioChunk, FinishReason, RequestEnd, Samples, Speech, SpeechRequest, drawn_seed
+from hocket.engine import driver
 from hocket.engine.build import EngineParts, load_parts, new_scheduler
 from hocket.engine.intake import Intake
-from hocket.engine.interrupts import deferred_interrupt
-from hocket.engine.job import Job, resolve_seed
+from hocket.engine.job import Job
 from hocket.engine.pipeline import CodecLane, TalkerLane
 from hocket.engine.runners.codec import DecodedChunk
 from hocket.engine.scheduling.request import DecodeItem
 from hocket.engine.stats import EngineStats, Meter
 from hocket.errors import EngineStoppedError, InvalidRequestError, not_finite
-from hocket.progress import progress_bar
-from hocket.text.normalize import spoken
 
 #: How often a step that waits for the device looks whether something has come back.
 _POLL_SECONDS = 50e-6
@@ -89,8 +90,8 @@ class Engine:
         `codec` is a folder, a hub id, `None` for the one that the model names, or "none" to make codes only. `rows` and
         `strict` overrule `config`'s. Raises ConfigError, CheckpointError.
         """
-        wishes = {name: value for name, value in (("rows", rows), ("strict", strict)) if value is not None}
-        config = EngineConfig.model_validate((config or EngineConfig()).model_dump() | wishes)
+        overrides = {name: value for name, value in (("rows", rows), ("strict", strict)) if value is not None}
+        config = EngineConfig.model_validate((config or EngineConfig()).model_dump() | overrides)
         return cls(load_parts(model, codec, device=device, dtype=dtype, config=config))
 
     @property
@@ -129,24 +130,7 @@ class Engine:
 
         Shows one progress bar on a terminal. Raises the first error, after ending the other requests.
         """
-        waiting = deque(requests)
-        jobs: list[Job] = []
-        talking: list[Job] = []
-        try:
-            with progress_bar(len(waiting)) as show:
-                while waiting or talking:
-                    while waiting and len(self._jobs) < 2 * self.config.rows and not self._intake.is_full:
-                        talking.append(self._open(waiting.popleft(), streaming=False, outbox=deque()))
-                        jobs.append(talking[-1])
-                    self._advance()
-                    for job in talking:
-                        if job.end is not None and job.end.error is not None:
-                            raise job.end.error
-                    talking = [job for job in talking if job.end is None]
-                    show(len(jobs) - len(talking))
-        finally:
-            self._close(talking)
-        return [job.speech(self.sample_rate) for job in jobs]
+        return driver.generate_many(self, requests)
 
     def stream(self, request: SpeechRequest) -> Generator[AudioChunk, None, None]:
         """Yield audio as it is made, in chunks of `config.chunks`; the last one carries how it ended, and no samples.
@@ -154,33 +138,50 @@ class Engine:
         Errors as for `generate`, and CapacityError. Closing the iterator cancels the request; other open requests go on
         meanwhile.
         """
-        outbox: deque[AudioChunk] = deque()
-        job = self._open(request, streaming=True, outbox=outbox)
-        try:
-            while job.end is None or outbox:
-                if not outbox:
-                    self._advance()
-                while outbox:
-                    chunk = outbox.popleft()
-                    if chunk.end is not None and chunk.end.error is not None:
-                        raise chunk.end.error
-                    yield chunk
-        finally:
-            self._close([job])
+        return driver.stream(self, request)
 
     # ---- requests step by step
 
     def add(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
+        outbox: deque[AudioChunk] | None = None,
     ) -> str:
-        """Queue a request and return its id; `step` returns its chunks.
+        """Queue a request and return its id; `step` returns its chunks, or appends them to `outbox` where one is given.
 
         `streaming=False` says that only the whole is wanted: it is decoded in large chunks. Higher `priority` goes
         first. Raises InvalidRequestError, ReferenceAudioError, CapacityError when the queue is full, and
         EngineStoppedError. What is found out later, such as a reference too long for the context, ends the request with
         reason `error`.
         """
-        return self._open(request, request_id=request_id, priority=priority, streaming=streaming).id
+        request = self._intake.resolve(request)
+        added_at = self._clock()
+        with self._lock:
+            if request_id is None:
+                request_id = next(name for name in self._names if name not in self._jobs)
+            if request_id in self._jobs:
+                raise InvalidRequestError(
+                    f"a request {request_id!r} is open already; use another id", param="request_id"
+                )
+            job = Job(
+                id=request_id,
+                request=request,
+                seed=drawn_seed() if request.seed is None else request.seed,
+                sampling=self.parts.sampling.overridden_by(request.sampling),
+                priority=priority,
+                streaming=streaming,
+                added_at=added_at,
+                outbox=outbox,
+            )
+            if self._failure is not None:
+                raise self._failure
+            self._intake.open(job)
+            self._jobs[job.id] = job
+        return job.id
 
     def cancel(self, request_id: str) -> None:
         """End a request wherever it is, in the next step; all that still comes of it is a last chunk that says
@@ -197,12 +198,42 @@ class Engine:
         """No request is open and no chunk is left to be fetched, so `step` would do nothing."""
         return not (self._jobs or self._ready)
 
+    @property
+    def has_room(self) -> bool:
+        """Another request would be taken, and would wait for one to end at most."""
+        return len(self._jobs) < 2 * self.config.rows and not self._intake.is_full
+
     def step(self) -> list[AudioChunk]:
         """Do the next piece of everybody's work and return the audio that became ready, in order of each request."""
         with self._lock:
-            self._advance()
-            chunks, self._ready = self._ready, []
-        return chunks
+            if self._failure is None:
+                with self._guarded():
+                    self._drop_cancelled()
+                    if not self._talker.busy:
+                        self._prepare_references()
+                        self._admit()
+                        self._talker.prefill_and_launch()
+                    while True:
+                        has_frames = self._talker.collect()
+                        chunks = self._decode()
+                        self._deliver(chunks)
+                        if has_frames or chunks or not self._must_wait:
+                            break
+                        self._wait()
+                    self._finish()
+            ready, self._ready = self._ready, []
+            return ready
+
+    def advance(self) -> bool:
+        """Do a `step` and keep what it would return for the next caller of `step`.
+
+        For a caller with an outbox. Does nothing and returns False inside a step.
+        """
+        with self._lock:
+            if self._is_stepping:
+                return False
+            self._ready = self.step()
+            return True
 
     def stats(self) -> EngineStats:
         """Rows, pages, queues, batches and times, as they are now."""
@@ -219,36 +250,9 @@ class Engine:
         """Raise HocketError unless every row and page is where the requests say it is."""
         self._scheduler.check_integrity()
 
-    # ---- one step
+    # ---- the verbs of a step, in order
 
-    def _advance(self) -> None:
-        with self._lock, deferred_interrupt():
-            if self._failure is None:
-                self._work()
-
-    def _work(self) -> None:
-        self._is_stepping = True
-        self._meter.begin()
-        try:
-            self._cancel()
-            if not self._talker.busy:
-                self._prepare()
-                self._admit()
-                self._talker.launch()
-            while not self._take():
-                self._wait()
-            self._finish()
-            if not self._jobs:
-                self.check_integrity()
-        except BaseException as error:  # state is undefined now, whatever it was: no request may hang on it
-            self._stop(error)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._is_stepping = False
-            self._meter.host()
-
-    def _cancel(self) -> None:
+    def _drop_cancelled(self) -> None:
         if not self._cancelling:
             return
         dropped = {job.id for job in self._cancelling if job.end is None}
@@ -259,9 +263,9 @@ class Engine:
             job.cancelled = True
         self._cancelling = []
 
-    def _prepare(self) -> None:
+    def _prepare_references(self) -> None:
         """Encode a piece of the references that requests wait for."""
-        if not self._intake.busy:
+        if not self._intake.preparing:
             return
         self._meter.host()
         over = self._intake.step()
@@ -270,6 +274,7 @@ class Engine:
             self._end(job, "cancelled" if job.cancelled else "error")
 
     def _admit(self) -> None:
+        """Give rows to requests from the queue."""
         for scheduled in self._scheduler.admit(self._clock()):
             job = self._jobs[scheduled.id]
             if job.row is not None:  # preempted before: its row kept everything but the K/V
@@ -277,23 +282,46 @@ class Engine:
             job.row = scheduled.row
             self._talker.start(job, scheduled.row)
             if self._codec is not None:
-                self._codec.start(job, scheduled.row)
+                self._codec.start(scheduled, job.prompt.prefix_codes)
 
-    def _take(self) -> bool:
-        """Take what has come back and launch what follows from it. False where the step has to wait for more."""
-        is_read = self._talker.collect()
+    def _decode(self) -> list[tuple[DecodeItem, DecodedChunk]]:
+        """Collect the chunks that are done and launch those that are due.
+
+        A frame takes as long as several chunks, which must not wait for it. Finished ones make room for others, which
+        are launched before any is delivered.
+        """
         if self._codec is None:
-            return is_read or not self._talker.busy
-        # Between its launch and its return a frame takes as long as several chunks, which must not wait for it. Those
-        # that are back make room for others, which go before anybody is handed anything.
+            return []
         chunks = self._codec.collect()
         self._codec.launch()
+        return chunks
+
+    def _deliver(self, chunks: list[tuple[DecodeItem, DecodedChunk]]) -> None:
+        """Hand out the audio of chunks, but for what comes after an end."""
         for item, chunk in chunks:
-            self._deliver(item, chunk)
-        return is_read or bool(chunks) or self._talker.goes_on or not (self._talker.busy or self._codec.busy)
+            scheduled, frames, samples_CS = item.request, item.count, chunk.samples_CS
+            if not scheduled.wants_audio or item.start >= scheduled.frames:
+                continue
+            job = self._jobs[scheduled.id]
+            if not np.isfinite(chunk.power_F).all():
+                job.error = not_finite()
+                self._scheduler.finish(scheduled, "error", self._clock())
+                continue
+            silent = None if job.silence is None else job.silence.heard(chunk.power_F)
+            if silent is not None:
+                self._scheduler.cut(scheduled, item.start + silent, self._clock())
+                samples_CS = samples_CS[:, : samples_CS.shape[1] // frames * silent]
+                frames = silent
+            self._emit(job, samples_CS, self._codes(job, item.start, frames))
+
+    @property
+    def _must_wait(self) -> bool:
+        """Nothing can be launched before the device has finished something."""
+        in_flight = self._talker.busy or (self._codec is not None and self._codec.busy)
+        return in_flight and not self._talker.goes_on
 
     def _wait(self) -> None:
-        """Until something has come back, or for a while."""
+        """Poll until the device has finished something, or for so long that another chunk may be due."""
         self._meter.host()
         for _ in range(_POLLS):
             time.sleep(_POLL_SECONDS)
@@ -301,71 +329,15 @@ class Engine:
                 break
         self._meter.waited(for_frames=self._talker.busy)
 
-    def _deliver(self, item: DecodeItem, chunk: DecodedChunk) -> None:
-        scheduled, frames, samples_CS = item.request, item.count, chunk.samples_CS
-        if not scheduled.wants_audio or item.start >= scheduled.frames:
-            return
-        job = self._jobs[scheduled.id]
-        if not np.isfinite(chunk.power_F).all():
-            job.error = not_finite()
-            self._scheduler.finish(scheduled, "error", self._clock())
-            return
-        silent = None if job.silence is None else job.silence.heard(chunk.power_F)
-        if silent is not None:
-            self._scheduler.cut(scheduled, item.start + silent, self._clock())
-            samples_CS = samples_CS[:, : samples_CS.shape[1] // frames * silent]
-            frames = silent
-        self._emit(job, samples_CS, self._codes(job, item.start, frames))
-
     def _finish(self) -> None:
+        """End the requests that hold nothing any more."""
         for scheduled in self._scheduler.release_finished():
             assert scheduled.finish_reason is not None
             self._end(self._jobs[scheduled.id], scheduled.finish_reason)
+        if not self._jobs:
+            self.check_integrity()
 
-    # ---- requests on their way in and out
-
-    def _open(
-        self,
-        request: SpeechRequest,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        streaming: bool,
-        outbox: deque[AudioChunk] | None = None,
-    ) -> Job:
-        if not isinstance(request, SpeechRequest):
-            raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
-        request = with_reference_of_voice(spoken(request, self.info.text_front), self.voices)
-        if request_id is None:
-            request_id = next(name for name in self._names if name not in self._jobs)
-        if request_id in self._jobs:
-            raise InvalidRequestError(f"a request {request_id!r} is open already; use another id", param="request_id")
-        job = Job(
-            id=request_id,
-            request=request,
-            seed=resolve_seed(request),
-            sampling=self.parts.sampling.overridden_by(request.sampling),
-            priority=priority,
-            streaming=streaming,
-            added_at=self._clock(),
-            outbox=outbox,
-        )
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._intake.open(job)
-            self._jobs[job.id] = job
-        return job
-
-    def _end(self, job: Job, reason: FinishReason) -> None:
-        """The only place where requests leave the engine."""
-        del self._jobs[job.id]
-        end = job.ended(reason, self._clock(), self.frame_seconds)
-        # Without a codec the codes were not delivered yet.
-        is_codes_only = self._codec is None and job.scheduled is not None and job.scheduled.wants_audio
-        codes = self._codes(job, 0, job.in_scheduler.frames if is_codes_only else 0)
-        self._emit(job, np.zeros((self.channels, 0), self.config.samples), codes, end)
-        job.end = end
+    # ---- chunks and ends
 
     def _emit(self, job: Job, samples_CS: Samples, codes_FN: NDArray[np.int64], end: RequestEnd | None = None) -> None:
         chunk = AudioChunk(job.id, samples_CS, self.sample_rate, codes_FN, end)
@@ -374,6 +346,32 @@ class Engine:
     def _codes(self, job: Job, first: int, count: int) -> NDArray[np.int64]:
         """Frames of a request, int64 [count, N]; until its row is given to another."""
         return self._talker.codes(0 if job.row is None else job.row, first, count).copy()  # without a row: no frames
+
+    def _end(self, job: Job, reason: FinishReason) -> None:
+        """The only place where requests leave the engine."""
+        del self._jobs[job.id]
+        end = job.ended(reason, self._clock(), self.frame_seconds)
+        scheduled, frames = job.scheduled, 0
+        if self._codec is None and scheduled is not None and scheduled.wants_audio:
+            frames = scheduled.frames  # without a codec the codes were not delivered yet
+        self._emit(job, np.zeros((self.channels, 0), self.config.samples), self._codes(job, 0, frames), end)
+        job.end = end
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A step: Ctrl-C waits for its end, its time is metered, and whatever fails in it stops the engine."""
+        with deferred_interrupt():
+            self._is_stepping = True
+            self._meter.begin()
+            try:
+                yield
+            except BaseException as error:  # state is undefined now, whatever it was: no request may hang on it
+                self._stop(error)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                self._is_stepping = False
+                self._meter.host()
 
     def _stop(self, error: BaseException) -> None:
         """End everything: the engine's state is not to be trusted any more."""
@@ -386,14 +384,29 @@ class Engine:
                 job.scheduled.finish_reason = "error"
             self._end(job, "error")
 
-    # ---- callers inside the engine
 
-    def _close(self, jobs: list[Job]) -> None:
-        """End those of `jobs` that are still open, and wait until they hold nothing."""
-        for job in jobs:
-            if job.end is None:
-                self.cancel(job.id)
-        with self._lock:
-            # Inside a step it is the garbage collector that closes an iterator; the step goes on after that.
-            while not self._is_stepping and any(job.end is None for job in jobs):
-                self._advance()
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Ctrl-C inside the block takes effect at its end; a second one takes effect at once.
+
+    Does nothing in a thread other than the main one, which gets no signals, and where Ctrl-C is ignored or is handled
+    by something that is not Python's.
+    """
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if not callable(handler):
+        yield
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        waiting.append((number, frame))
+        if len(waiting) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(waiting) == 1:
+            handler(*waiting[0])

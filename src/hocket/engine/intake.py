@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.audio.reference import load_reference_codes, prepare_reference
+from hocket.checkpoint.voices import with_reference_of_voice
 from hocket.core import Reference, ReferenceNeeds, SpeechRequest
 from hocket.engine.build import EngineParts
 from hocket.engine.job import Job
@@ -16,6 +17,7 @@ from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError, Template
 from hocket.models.family import COMMON_FIELDS
+from hocket.text.normalize import spoken
 
 _LOG = logging.getLogger("hocket.engine")
 
@@ -28,7 +30,7 @@ def check_fields(request: SpeechRequest, takes: frozenset[str]) -> None:
 
 
 class Intake:
-    """Holds the requests that wait for codes of their references."""
+    """Holds the requests that wait for codes of their references, so encoders have work only while it holds some."""
 
     def __init__(self, parts: EngineParts, scheduler: Scheduler) -> None:
         self._parts = parts
@@ -42,16 +44,19 @@ class Intake:
         """Requests that wait for codes."""
         return len(self._preparing)
 
+    def resolve(self, request: SpeechRequest) -> SpeechRequest:
+        """The request with its numbers read out and with the reference of the voice that it names.
+
+        Raises InvalidRequestError.
+        """
+        if not isinstance(request, SpeechRequest):
+            raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
+        return with_reference_of_voice(spoken(request, self._info.text_front), self._parts.voices)
+
     @property
     def is_full(self) -> bool:
         """`open` would raise `CapacityError`."""
         return len(self._preparing) + self._scheduler.waiting >= self._config.max_waiting
-
-    @property
-    def busy(self) -> bool:
-        """`step` has work."""
-        encoders = (self._parts.references, self._parts.voice_vectors)
-        return bool(self._preparing) or any(encoder is not None and encoder.busy for encoder in encoders)
 
     def open(self, job: Job) -> None:
         """Queue a request, at once or when its references are encoded.
@@ -102,7 +107,7 @@ class Intake:
         """Codes and vectors of the job's references, or the keys under which they are being made."""
         # All are read before the first is submitted: a request that is refused leaves nothing behind.
         prepared = [self._read(reference, needs) for reference in job.request.references]
-        self._check_lengths(prepared)
+        self._check_lengths(prepared, needs)
         for content in prepared:
             if np.issubdtype(content.dtype, np.integer):
                 job.references.append(content.astype(np.int64, copy=False))
@@ -117,8 +122,10 @@ class Intake:
                 key, codes = self._parts.references.submit(samples_CS)
                 job.references.append(key if codes is None else codes)
 
-    def _check_lengths(self, prepared: Sequence[NDArray[np.int64] | NDArray[np.float32]]) -> None:
-        """Refuse, before anything is encoded, recordings without a whole frame, and those that cannot fit a prompt."""
+    def _check_lengths(
+        self, prepared: Sequence[NDArray[np.int64] | NDArray[np.float32]], needs: ReferenceNeeds
+    ) -> None:
+        """Refuse, before anything is encoded, recordings that are too short, and those that cannot fit a prompt."""
         info, total = self._info, 0
         for content in prepared:
             is_codes = np.issubdtype(content.dtype, np.integer)
@@ -135,6 +142,10 @@ class Intake:
                 "give fewer or shorter ones",
                 param="reference",
             )
+        if needs.voice:
+            assert self._parts.voice_vectors is not None  # the family needs it, so it has it
+            for content in prepared:
+                self._parts.voice_vectors.check_length(content.shape[1])
 
     def _read(self, reference: Reference, needs: ReferenceNeeds) -> NDArray[np.int64] | NDArray[np.float32]:
         """Its codes [F, N], or its samples [C, S]."""
@@ -168,7 +179,7 @@ class Intake:
             now=job.added_at,
             priority=job.priority,
             streaming=job.streaming,
-            codec_ready=not job.needs_priming,
+            codec_ready=len(job.prompt.prefix_codes) == 0,
             # Rows say where the voice stands, not whose it is.
             prefix_salt=job.prompt.voice.tobytes(),
         )

@@ -14,10 +14,8 @@ from hocket.core import (
     FinishReason,
     PromptRows,
     RequestEnd,
-    Speech,
     SpeechRequest,
     Timings,
-    drawn_seed,
 )
 from hocket.engine.references.encoder import Key
 from hocket.engine.scheduling.request import Request
@@ -25,10 +23,7 @@ from hocket.engine.scheduling.runaway import SilenceDetector
 from hocket.errors import HocketError
 from hocket.models.sampling.params import ResolvedSampling
 
-
-def resolve_seed(request: SpeechRequest) -> int:
-    """The request's seed, or a fresh one."""
-    return drawn_seed() if request.seed is None else request.seed
+_NO_PROMPT = PromptRows(np.empty((0, 0), np.int64), np.empty((0, 0), np.int64))
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +38,7 @@ class Job:
     priority: int
     streaming: bool
     added_at: float
-    #: Chunks for a caller inside the engine (`generate`, `stream`); None: `step` returns them.
+    #: Takes the chunks of the request; None: `step` returns them.
     outbox: deque[AudioChunk] | None
 
     # On the way into the scheduler
@@ -51,14 +46,14 @@ class Job:
     references: list[NDArray[np.int64] | Key] = field(default_factory=list)
     #: Vectors float32 [D] of them, in a family that hears voices so; or keys likewise.
     voices: list[NDArray[np.float32] | Key] = field(default_factory=list)
-    prompt: PromptRows | None = None
+    #: Without rows until it is built.
+    prompt: PromptRows = _NO_PROMPT
+    #: The scheduler's side of the request, from the moment that it is queued there.
     scheduled: Request | None = None
 
     # Speaking
     #: Its row, as long as it has one and after; None until it was admitted.
     row: int | None = None
-    #: Frames of `prompt.prefix_codes` that the codec has heard.
-    primed: int = 0
     #: What it means to reach the frame limit: the caller's cap, or our guess that the speech has run away.
     limit_reason: FinishReason = "length"
     silence: SilenceDetector | None = None
@@ -66,23 +61,6 @@ class Job:
     error: HocketError | None = None
     #: Set when the request is over.
     end: RequestEnd | None = None
-
-    @property
-    def in_scheduler(self) -> Request:
-        """The scheduler's view; only for a request that was queued."""
-        assert self.scheduled is not None
-        return self.scheduled
-
-    @property
-    def prefix_codes(self) -> NDArray[np.int64]:
-        """int64 [F, N]: the recording that the speech continues."""
-        assert self.prompt is not None
-        return self.prompt.prefix_codes
-
-    @property
-    def needs_priming(self) -> bool:
-        """The codec has yet to hear some of the recording that the speech continues."""
-        return self.prompt is not None and self.primed < len(self.prompt.prefix_codes)
 
     @property
     def missing_references(self) -> list[Key]:
@@ -126,18 +104,5 @@ class Job:
             seed=self.seed,
             timings=self.timings(now, frame_seconds),
             error=self.error,
-            prompt_rows=0 if self.prompt is None else len(self.prompt.rows),
-        )
-
-    def speech(self, sample_rate: int) -> Speech:
-        """All that it said: of a request that is over, for a caller inside the engine."""
-        assert self.end is not None
-        assert self.outbox is not None
-        return Speech(
-            samples=np.concatenate([chunk.samples for chunk in self.outbox], axis=1),
-            sample_rate=sample_rate,
-            codes=np.concatenate([chunk.codes for chunk in self.outbox]),
-            finish_reason=self.end.finish_reason,
-            seed=self.end.seed,
-            timings=self.end.timings,
+            prompt_rows=len(self.prompt.rows),
         )

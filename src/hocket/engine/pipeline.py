@@ -15,7 +15,7 @@ from hocket.engine.job import Job
 from hocket.engine.runners.codec import DecodedChunk, Place, SamplesInFlight
 from hocket.engine.runners.protocols import ChunkRunner
 from hocket.engine.runners.talker import FramesInFlight
-from hocket.engine.scheduling.request import DecodeItem, FrameBatch, PrefillItem
+from hocket.engine.scheduling.request import DecodeItem, FrameBatch, PrefillItem, Request
 from hocket.engine.scheduling.runaway import LoopDetector
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.engine.stats import Meter
@@ -41,7 +41,6 @@ class TalkerLane:
     def start(self, job: Job, row: int) -> None:
         """A new request on `row`."""
         self._loops.start(row)
-        assert job.prompt is not None  # it was queued
         self._runner.start(row, job.sampling, job.seed, job.request.min_frames, job.prompt)
 
     @property
@@ -59,7 +58,7 @@ class TalkerLane:
         """What was launched need not be waited for: a part of a prompt by itself."""
         return self._has_prefilled and not self.busy
 
-    def launch(self) -> None:
+    def prefill_and_launch(self) -> None:
         """Compute prompts, as much as a step may, and launch a frame of everybody.
 
         Where the runner computes both in one pass, those whose prompt is now complete speak from the next step on,
@@ -154,13 +153,13 @@ class CodecLane:
         """Something has come back that `collect` would hand out, or that `launch` has waited for."""
         return any(flights and flights[0].done for flights in (self._firsts, self._others)) or self._hearing.done
 
-    def start(self, job: Job, row: int) -> None:
-        """A new stream on `row`."""
-        if job.needs_priming:
+    def start(self, request: Request, prefix_codes_FN: NDArray[np.int64]) -> None:
+        """A new stream on the request's row, which goes on behind a recording's codes where there are any."""
+        if len(prefix_codes_FN):
             # Its row is written when the recording has been heard.
-            self._hearing.start(job)
+            self._hearing.start(request, prefix_codes_FN)
         else:
-            self._runner.start(Place("row", row))
+            self._runner.start(Place("row", request.row))
 
     def launch(self) -> None:
         """Launch the chunks that are due, and a piece of the recordings that are to be heard."""

@@ -70,11 +70,6 @@ class ReferenceEncoder:
         self.hits = 0
         self.misses = 0
 
-    @property
-    def busy(self) -> bool:
-        """A recording is being encoded, or waits for it."""
-        return bool(self._waiting or self._active)
-
     def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.int64] | None]:
         """The codes [F, N] of a prepared recording if they are known; else some later `step` hands them out by key.
 

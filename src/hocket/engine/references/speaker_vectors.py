@@ -26,17 +26,16 @@ class VoiceVectors:
         self._waiting: OrderedDict[Key, torch.Tensor] = OrderedDict()
         self._vectors: OrderedDict[Key, NDArray[np.float32]] = OrderedDict()
 
-    @property
-    def busy(self) -> bool:
-        """A recording waits."""
-        return bool(self._waiting)
+    def check_length(self, samples: int) -> None:
+        """Raise ReferenceAudioError when a recording of so many samples is too short to have a voice."""
+        self._encoder.check_length(samples)
 
     def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.float32] | None]:
         """The vector [D] of a prepared recording if it is known; else some later `step` hands it out by key.
 
-        Raises ReferenceAudioError when the recording is too short to be heard.
+        Raises ReferenceAudioError as `check_length` does.
         """
-        self._encoder.check_length(samples_CS.shape[1])
+        self.check_length(samples_CS.shape[1])
         samples_S = np.ascontiguousarray(samples_CS.mean(axis=0))
         key = "voice-" + hashlib.blake2b(samples_S.tobytes(), digest_size=20).hexdigest()
         if key in self._vectors:
