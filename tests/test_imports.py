@@ -55,7 +55,6 @@ def test_no_room_imports_one_above_it(room: str) -> None:
     assert not upward
 
 
-@pytest.mark.xfail(reason="the Qwen3 codec's configuration still imports its codec")
 def test_no_module_is_in_a_circle() -> None:
     assert circles() == []
 

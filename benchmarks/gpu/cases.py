@@ -22,10 +22,9 @@ from hocket.kernels.types.draw import DrawArgs
 from hocket.kernels.types.paged import PagedBatch, PagedPlan
 from hocket.kernels.types.scaled import Scaled
 from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
-from hocket.models.moss_codec.config import MossCodecConfig
-from hocket.models.moss_local.config import MossLocalConfig
-from hocket.models.qwen3_codec.config import Qwen3CodecConfig
-from hocket.models.qwen3_tts.config import Qwen3TtsConfig
+from hocket.models.layers.qwen3 import Qwen3Backbone
+from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
+from hocket.models.talker import FrameLayers, Talker, TalkerConfig
 
 PAGE_ROWS = 32
 #: Positions that a page table names: what an engine for the benchmark's workload is given.
@@ -33,28 +32,26 @@ TABLE_ROWS = 1024
 
 
 def kernel_cases(arguments: Namespace, device: torch.device) -> Iterator[Case]:
+    """Cases at the sizes of one model, and those of a second for the kernels that the first does not run."""
     of_talker, of_codec = plans(arguments.model, arguments.codec, BF16)
-    second_talker, second_codec = plans(arguments.second, arguments.second_codec, BF16)
-    talker, codec = of_talker.config, of_codec.config
-    assert isinstance(talker, MossLocalConfig), "--model takes a MOSS-TTS-Local model"
-    assert isinstance(codec, MossCodecConfig)
-    assert isinstance(second_talker.config, Qwen3TtsConfig), "--second takes a Qwen3-TTS model"
-    assert isinstance(second_codec.config, Qwen3CodecConfig)
+    of_second, of_second_codec = plans(arguments.second, arguments.second_codec, BF16)
+    talker, second = of_talker.empty(), of_second.empty()
+    backbone = talker.backbone
+    assert isinstance(backbone, Qwen3Backbone)
     for rows in arguments.rows:
-        yield from backbone_cases(talker, rows, device)
-        yield from decode_cases(talker, rows, arguments.contexts, device)
-        yield from depth_cases(talker, rows, device)
-        yield from predictor_cases(second_talker.config, rows, device)
+        yield from backbone_cases(backbone.config, talker.config, rows, device)
+        yield from decode_cases(backbone.config, rows, arguments.contexts, device)
+        yield from frame_cases(talker, rows, device)
+        yield from attention_cases(second.frame_layers, rows, device)
     for pages in arguments.pages:
-        yield from (prefill_case(talker, pages, is_fp8, device) for is_fp8 in (False, True))
-    yield from codec_cases(codec, second_codec.config, arguments, device)
+        yield from (prefill_case(backbone.config, pages, is_fp8, device) for is_fp8 in (False, True))
+    yield from codec_cases(of_codec.empty(), of_second_codec.empty(), arguments, device)
 
 
 # ---- rows of a backbone, [M, ...]
 
 
-def backbone_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterator[Case]:
-    shape = talker.backbone
+def backbone_cases(shape: Qwen3BackboneConfig, talker: TalkerConfig, rows: int, on: torch.device) -> Iterator[Case]:
     size, ffn, q = shape.hidden_size, shape.intermediate_size, shape.heads * shape.head_dim
     weight = torch.ones(size, dtype=BF16, device=on)
 
@@ -82,7 +79,7 @@ def backbone_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iter
     yield on_rows(ops.silu, "", [ffn], 4)
     yield on_rows(ops.silu, " fp8", [ffn], 3, True)
     yield on_rows(ops.quantize_rows, "", [q], 3)
-    texts_VD = randn(min(talker.vocab_size, 20_000), size, on=on)
+    texts_VD = randn(20_000, size, on=on)
     codes_WD = randn(sum(talker.audio_codebook_sizes), size, on=on)
 
     def embed() -> Callable[[], object]:
@@ -93,8 +90,7 @@ def backbone_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iter
     yield Case(f"embed_sum {rows} x {1 + talker.n_vq} x {size}", rows * (2 + talker.n_vq) * size * 2, embed)
 
 
-def decode_cases(talker: MossLocalConfig, rows: int, contexts: Sequence[int], on: torch.device) -> Iterator[Case]:
-    shape = talker.backbone
+def decode_cases(shape: Qwen3BackboneConfig, rows: int, contexts: Sequence[int], on: torch.device) -> Iterator[Case]:
     heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
     weight_K = torch.ones(size, dtype=BF16, device=on)
 
@@ -140,9 +136,9 @@ def kv_pages(
     return keys.to(FP8), values.to(FP8), scales
 
 
-def prefill_case(talker: MossLocalConfig, pages: int, is_fp8: bool, on: torch.device) -> Case:
+def prefill_case(shape: Qwen3BackboneConfig, pages: int, is_fp8: bool, on: torch.device) -> Case:
     """Pages of prompts of five pages each, which is what a cloned voice takes."""
-    shape, prompt = talker.backbone, 5
+    prompt = 5
     heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
 
     def prepare() -> Callable[[], object]:
@@ -164,9 +160,14 @@ def prefill_case(talker: MossLocalConfig, pages: int, is_fp8: bool, on: torch.de
 # ---- positions of a frame
 
 
-def depth_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterator[Case]:
-    depth, codes = talker.depth, max(talker.audio_codebook_sizes)
-    heads, size, positions, width = depth.heads, depth.head_dim, depth.positions, depth.hidden_size
+def attention_cases(frame: FrameLayers, rows: int, on: torch.device) -> Iterator[Case]:
+    """The attention of the layers that draw a frame's codes."""
+    return {"depth_attention": depth_cases, "frame_attention": predictor_cases}[frame.attention](frame, rows, on)
+
+
+def depth_cases(depth: FrameLayers, rows: int, on: torch.device) -> Iterator[Case]:
+    heads, size, positions = depth.query_heads, depth.head_dim, depth.positions
+    width = heads * size
     rope = pair_rope_tables(torch.arange(positions, device=on), size, depth.rope_base, BF16)
     for position in sorted({0, positions // 2, positions - 1}):
 
@@ -178,8 +179,15 @@ def depth_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterato
 
         nbytes = rows * 2 * width * (6 + 2 * position)
         yield Case(f"depth_attention {rows} x {heads} x {size} at {position}", nbytes, attend)
+
+
+def frame_cases(talker: Talker, rows: int, on: torch.device) -> Iterator[Case]:
+    """Attention and draws of a frame."""
+    layers, codes, n_vq = talker.frame_layers, max(talker.config.audio_codebook_sizes), talker.config.n_vq
+    width = layers.heads.shape[1]
+    yield from attention_cases(layers, rows, on)
     frame = torch.full((rows,), 7, device=on)
-    noise = FrameNoise(torch.arange(rows, device=on), frame, talker.n_vq + 1)
+    noise = FrameNoise(torch.arange(rows, device=on), frame, n_vq + 1)
     table = randn(codes, width, on=on)
 
     def args(*floats: float, top_k: int = 0) -> DrawArgs:
@@ -194,24 +202,23 @@ def depth_cases(talker: MossLocalConfig, rows: int, on: torch.device) -> Iterato
 
     def stop() -> Callable[[], object]:
         logits, of_stop = randn(rows, 2, on=on), args(1.0, 1.0, 1.0)
-        return lambda: kernel(ops.draw)(logits, of_stop, noise, talker.n_vq)
+        return lambda: kernel(ops.draw)(logits, of_stop, noise, n_vq)
 
     yield Case(f"draw_and_embed {rows} of {codes}", rows * (2 * codes + 4 * width), partial(draw, False))
     yield Case(f"draw_and_embed {rows} of {codes}, penalty", rows * (3 * codes + 4 * width), partial(draw, True))
     yield Case(f"draw {rows} of 2", rows * 40, stop)
 
 
-def predictor_cases(talker: Qwen3TtsConfig, rows: int, on: torch.device) -> Iterator[Case]:
-    shape, positions = talker.predictor, talker.n_vq
-    heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
-    rope = half_rope_tables(torch.arange(positions, device=on), size, shape.rope_theta, BF16)
+def predictor_cases(shape: FrameLayers, rows: int, on: torch.device) -> Iterator[Case]:
+    heads, groups, size, positions = shape.query_heads, shape.kv_heads, shape.head_dim, shape.positions
+    rope = half_rope_tables(torch.arange(positions, device=on), size, shape.rope_base, BF16)
     weight = torch.ones(size, dtype=BF16, device=on)
     for start, tokens in ((0, 2), (positions // 2, 1), (positions - 1, 1)):
 
         def attend(start: int = start, tokens: int = tokens) -> Callable[[], object]:
             qkv = randn(rows, tokens, (heads + 2 * groups) * size, on=on)
             keys, values = (randn(rows, positions, groups, size, on=on) for _ in range(2))
-            fixed = (weight, weight, shape.norm_eps, rope.cos, rope.sin, keys, values, start)
+            fixed = (weight, weight, 1e-6, rope.cos, rope.sin, keys, values, start)
             return lambda: kernel(ops.frame_attention)(qkv, *fixed)
 
         nbytes = rows * 4 * size * (tokens * (heads + 2 * groups) + start * groups)

@@ -204,7 +204,7 @@ class Check:
         config = engine_config(EngineConfig(), rows=arguments.rows, context_rows=CONTEXT_ROWS, strict=True)
         engine = Engine(assemble(model, codec, config))
         started = time.perf_counter()
-        workload = read_workload(model.talker.config, 0)
+        workload = read_workload(model.talker.config, model.prompt, 0)
         # Of different lengths, so that rows end and begin at different times; more than a whole chunk each.
         short = [replace(one, frames=18 + i % 13) for i, one in enumerate(workload[: arguments.rows])]
         requests = [one.request(i, ignore_stop=True) for i, one in enumerate(short)]

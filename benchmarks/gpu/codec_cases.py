@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import prod
 
 import torch
 
@@ -13,28 +12,25 @@ from benchmarks.gpu.case import BF16, F32, AnyOperation, Case, kernel, product, 
 from hocket.kernels import ops
 from hocket.kernels.types.packed import Chunks
 from hocket.kernels.types.packed_tail import PackedTail
-from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
-from hocket.models.qwen3_codec.config import DecoderSpec, Qwen3CodecConfig
-from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL
+from hocket.models.codec import Codec, ConvShape, RingStage
 
 
-def codec_cases(
-    codec: MossCodecConfig, second: Qwen3CodecConfig, arguments: Namespace, device: torch.device
-) -> Iterator[Case]:
+def codec_cases(codec: Codec, second: Codec, arguments: Namespace, device: torch.device) -> Iterator[Case]:
+    """The transformers of one codec, the convolutions of another."""
     for chunk in arguments.chunks.split(","):
         streams, frames = map(int, chunk.split("x"))
-        for stage in codec.decoder:
-            if isinstance(stage, TransformerSpec):
-                yield from stage_cases(stage, streams, frames, device)
+        for stage in codec.ring_stages:
+            yield from stage_cases(stage, streams, frames, device)
         yield from conv_cases(second, streams, frames, device)
 
 
-def stage_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    heads, size, width, tokens = stage.heads, stage.head_dim, stage.width, frames * stage.tokens_per_frame
+def stage_cases(stage: RingStage, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
+    unit, width = stage.ring.tokens_per_frame, stage.width
+    heads, size, tokens = stage.ring.kv_heads, stage.ring.head_dim, frames * unit
     rows = streams * tokens
     yield from ring_cases(stage, [frames] * streams, f"{streams} x {tokens} x {heads} x {size}", on)
     # Streams of 1, 2, .. `frames` frames, and again from 1 on.
-    label = f"{streams} x {stage.tokens_per_frame} to {tokens} x {heads} x {size}"
+    label = f"{streams} x {unit} to {tokens} x {heads} x {size}"
     yield from ring_cases(stage, [1 + stream % frames for stream in range(streams)], label, on)
     ffn = stage.ffn_dim
 
@@ -65,10 +61,11 @@ def stage_cases(stage: TransformerSpec, streams: int, frames: int, on: torch.dev
             yield Case(f"{operation.name}{' fp8' * fp8} {rows} x {width}", nbytes, partial(norm, operation, fp8))
 
 
-def ring_cases(stage: TransformerSpec, counts: Sequence[int], label: str, on: torch.device) -> Iterator[Case]:
+def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.device) -> Iterator[Case]:
     """Attention of streams that have `counts` new frames."""
-    heads, size, width, unit = stage.heads, stage.head_dim, stage.width, stage.tokens_per_frame
-    context, streams, tokens = stage.context_tokens, len(counts), sum(counts) * unit
+    ring, width = stage.ring, stage.width
+    heads, size, unit, context = ring.kv_heads, ring.head_dim, ring.tokens_per_frame, ring.context_tokens
+    streams, tokens = len(counts), sum(counts) * unit
     counts_S = torch.tensor(counts, device=on)
     starts_S, firsts_S = torch.full_like(counts_S, 1000), counts_S.cumsum(0) - counts_S
     chunks = Chunks(torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, unit, max(counts))
@@ -84,13 +81,13 @@ def ring_cases(stage: TransformerSpec, counts: Sequence[int], label: str, on: to
 
     def copy() -> Callable[[], object]:
         # As a kept stream goes to a request's row.
-        shape = (2, stage.layers, 2, context + unit, heads, size)
+        shape = (2, ring.layers, 2, context + unit, heads, size)
         rings, target = randn(*shape, on=on), randn(*shape, on=on)
         move_3 = torch.tensor([0, 1, 1000], device=on)
         return lambda: kernel(ops.copy_rings)(rings, move_3, target, context, unit)
 
     yield Case(f"pair_turns {label}", 4 * tokens * size, turn)
-    yield Case(f"copy_rings {stage.layers} x {context} x {width}", 8 * stage.layers * context * width, copy)
+    yield Case(f"copy_rings {ring.layers} x {context} x {width}", 8 * ring.layers * context * width, copy)
     yield Case(f"append_rotated {label}", tokens * (8 * width + 4 * size), partial(prepare, ops.append_rotated))
     nbytes = 4 * width * (2 * tokens + streams * (context - 1)) + 4 * tokens * size
     attend = partial(prepare, ops.ring_attention, context)
@@ -98,59 +95,69 @@ def ring_cases(stage: TransformerSpec, counts: Sequence[int], label: str, on: to
     yield Case(f"ring_attention {label}, {context} of context", nbytes, attend, flops)
 
 
-def conv_cases(codec: Qwen3CodecConfig, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    """The residual units' convolutions, which are four fifths of a decoder's products, of streams that go on."""
-    spec = codec.decoder
-    unit = prod(spec.latent_strides)
-    for i, stride in enumerate(spec.strides):
-        channels, unit = spec.width // 2 ** (i + 1), unit * stride
-        tokens = streams * frames * unit
-        for taps, dilation in ((KERNEL, DILATIONS[-1]), (1, 1)):
+def conv_cases(codec: Codec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
+    """The convolutions that take most of a decoder's time, of streams that go on."""
+    dense = [conv for conv in codec.convolutions if not conv.is_depthwise]
+    for conv in dense:
+        yield causal_conv_case(conv, streams, frames, on)
+    last = [conv for conv in dense if conv.taps > 1][-1]
+    columns = (last.taps - 1) * last.dilation
 
-            def convolve(
-                channels: int = channels, tokens: int = tokens, unit: int = unit, taps: int = taps, by: int = dilation
-            ) -> Callable[[], object]:
-                x, weight = randn(tokens, channels, on=on), randn(taps, channels, channels, on=on)
-                tail = some_tail(streams, frames, unit, (taps - 1) * by, channels, on) if taps > 1 else None
-                snake = torch.rand(channels, device=on), torch.rand(channels, device=on)
-                residual = None if taps > 1 else torch.zeros_like(x)
-                fixed = (weight, randn(channels, on=on), by, residual, snake, taps == 1)
-                return lambda: kernel(ops.causal_conv)(x, tail, *fixed)
-
-            nbytes = tokens * channels * (4 if taps > 1 else 8) + 2 * taps * channels**2
-            label = f"causal_conv {tokens} x {channels}, {taps} taps"
-            yield Case(label, nbytes, convolve, 2.0 * tokens * taps * channels**2)
-
-    def keep(channels: int = channels, unit: int = unit) -> Callable[[], object]:
-        tail = some_tail(streams, frames, unit, (KERNEL - 1) * DILATIONS[-1], channels, on)
-        x = randn(streams * frames * unit, channels, on=on)
+    def keep() -> Callable[[], object]:
+        tail = some_tail(last, streams, frames, on)
+        x = randn(streams * frames * last.positions_per_frame, last.channels, on=on)
         return lambda: kernel(ops.keep_tail)(x, tail)
 
-    yield Case(f"keep_tail {streams} x {channels}", 4 * streams * (KERNEL - 1) * DILATIONS[-1] * channels, keep)
-    yield from latent_cases(spec, streams, frames, on)
+    yield Case(f"keep_tail {streams} x {last.channels}", 4 * streams * columns * last.channels, keep)
+    for conv in codec.convolutions:
+        if conv.is_depthwise:
+            yield depthwise_case(conv, streams, frames, on)
+    yield join_case(codec.ring_stages[-1].width, streams * frames, on)
 
 
-def latent_cases(spec: DecoderSpec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    """What is between the products of the transformer and of the latents."""
-    tokens, width, latent = streams * frames, spec.transformer.width, spec.latent_dim
+def causal_conv_case(conv: ConvShape, streams: int, frames: int, on: torch.device) -> Case:
+    channels, taps, tokens = conv.channels, conv.taps, streams * frames * conv.positions_per_frame
+
+    def convolve() -> Callable[[], object]:
+        x, weight = randn(tokens, channels, on=on), randn(taps, channels, channels, on=on)
+        tail = some_tail(conv, streams, frames, on) if taps > 1 else None
+        snake = torch.rand(channels, device=on), torch.rand(channels, device=on)
+        residual = None if taps > 1 else torch.zeros_like(x)
+        fixed = (weight, randn(channels, on=on), conv.dilation, residual, snake, taps == 1)
+        return lambda: kernel(ops.causal_conv)(x, tail, *fixed)
+
+    nbytes = tokens * channels * (4 if taps > 1 else 8) + 2 * taps * channels**2
+    label = f"causal_conv {tokens} x {channels}, {taps} taps"
+    return Case(label, nbytes, convolve, 2.0 * tokens * taps * channels**2)
+
+
+def depthwise_case(conv: ConvShape, streams: int, frames: int, on: torch.device) -> Case:
+    channels, tokens = conv.channels, streams * frames * conv.positions_per_frame
 
     def filter_channels() -> Callable[[], object]:
-        tail = some_tail(streams, frames, 1, KERNEL - 1, latent, on)
-        fixed = randn(tokens, latent, on=on), tail, randn(KERNEL, latent, on=on), randn(latent, on=on)
+        tail = some_tail(conv, streams, frames, on)
+        fixed = randn(tokens, channels, on=on), tail, randn(conv.taps, channels, on=on), randn(channels, on=on)
         return lambda: kernel(ops.depthwise_conv)(*fixed)
+
+    return Case(f"depthwise_conv {tokens} x {channels}", 4 * tokens * channels, filter_channels)
+
+
+def join_case(width: int, tokens: int, on: torch.device) -> Case:
+    """A residual sum of the decoder's transformer and the norm after it."""
 
     def join() -> Callable[[], object]:
         x, scale, weight = (torch.rand(*shape, device=on) for shape in ((tokens, width), (width,), (width,)))
         delta = randn(tokens, width, on=on)
         return lambda: kernel(ops.scaled_add_rms_norm)(x, delta, scale, weight, 1e-5, BF16)
 
-    yield Case(f"depthwise_conv {tokens} x {latent}", 4 * tokens * latent, filter_channels)
-    yield Case(f"scaled_add_rms_norm {tokens} x {width}", 12 * tokens * width, join)
+    return Case(f"scaled_add_rms_norm {tokens} x {width}", 12 * tokens * width, join)
 
 
-def some_tail(streams: int, frames: int, unit: int, columns: int, channels: int, on: torch.device) -> PackedTail:
-    """Of streams that have seen 200 frames, and are given `frames` more each."""
+def some_tail(conv: ConvShape, streams: int, frames: int, on: torch.device) -> PackedTail:
+    """The tails of streams that have seen 200 frames, and are given `frames` more each."""
     rows_S, places_F = torch.arange(streams, device=on), torch.arange(frames, device=on).repeat(streams)
     counts = (rows_S, torch.full_like(rows_S, frames), rows_S * frames)
-    tails_RPC = randn(streams, columns, channels, on=on)
-    return PackedTail(tails_RPC, unit, *counts, rows_S.repeat_interleave(frames), places_F, places_F + 200)
+    tails_RPC = randn(streams, (conv.taps - 1) * conv.dilation, conv.channels, on=on)
+    return PackedTail(
+        tails_RPC, conv.positions_per_frame, *counts, rows_S.repeat_interleave(frames), places_F, places_F + 200
+    )

@@ -13,14 +13,10 @@ from torch import nn
 
 from benchmarks.gpu.tools import floor_us
 from hocket.models.codec import Codec
-from hocket.models.family import Talker
 from hocket.models.layers.fp8 import Fp8Linear, compute_dtype
 from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.layers.qwen3 import Qwen3Backbone
-from hocket.models.moss_codec.codec import MossCodec
-from hocket.models.moss_codec.config import TransformerSpec
-from hocket.models.moss_local.talker import MossLocalTalker
-from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
+from hocket.models.talker import Talker
 
 #: What the two tables below are about.
 MEASURED_MODEL = "moss-tts-local-v1.5"
@@ -93,32 +89,23 @@ def pages_work(talker: Talker, pages: int, page_rows: int) -> Work:
     return Work(weights.nbytes, 2.0 * weights.elements * pages * page_rows, weights.dtype)
 
 
-def draw_work(talker: Talker, rows: int) -> Work | None:
-    """All codes of a frame."""
-    config = talker.config
-    layers: nn.Module
-    if isinstance(talker, MossLocalTalker):
-        layers, steps, heads = talker.depth, config.n_vq, talker.audio_embedding.weight
-    elif isinstance(talker, Qwen3TtsTalker):
-        layers, steps, heads = talker.predictor.layers, config.n_vq - 1, talker.predictor.heads.weight
-    else:
-        return None
-    weights = _Matrices.of(layers)
-    flops = 2.0 * rows * (weights.elements * steps + heads.numel())
-    return Work(weights.nbytes * steps + heads.nbytes, flops, weights.dtype)
+def draw_work(talker: Talker, rows: int) -> Work:
+    """All codes of a frame that its layers draw."""
+    frame = talker.frame_layers
+    weights = _Matrices.of(frame.layers)
+    flops = 2.0 * rows * (weights.elements * frame.steps + frame.heads.numel())
+    return Work(weights.nbytes * frame.steps + frame.heads.nbytes, flops, weights.dtype)
 
 
 def decode_work(codec: Codec, streams: int, frames: int) -> Work | None:
     """A chunk of every stream, all of whose rings are full; None for a codec of convolutions."""
-    if not isinstance(codec, MossCodec):
+    if codec.convolutions:
         return None
     nbytes, flops = 0.0, 0.0
-    for stage, spec in zip(codec.decoder, codec.config.decoder, strict=True):
-        if not isinstance(spec, TransformerSpec):
-            continue
-        weights = _Matrices.of(stage)
-        tokens = streams * frames * spec.tokens_per_frame
-        seen = streams * (spec.context_tokens - 1 + frames * spec.tokens_per_frame)
-        nbytes += weights.nbytes + 2 * spec.layers * seen * spec.width * weights.out_bytes
-        flops += 2.0 * weights.elements * tokens + 4.0 * spec.layers * tokens * spec.context_tokens * spec.width
-    return Work(nbytes, flops, _Matrices.of(codec.decoder).dtype)
+    for stage in codec.ring_stages:
+        weights, ring = _Matrices.of(stage.module), stage.ring
+        tokens = streams * frames * ring.tokens_per_frame
+        seen = streams * (ring.context_tokens - 1 + frames * ring.tokens_per_frame)
+        nbytes += weights.nbytes + 2 * ring.layers * seen * stage.width * weights.out_bytes
+        flops += 2.0 * weights.elements * tokens + 4.0 * ring.layers * tokens * ring.context_tokens * stage.width
+    return Work(nbytes, flops, weights.dtype)

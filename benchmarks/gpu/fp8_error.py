@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.bench.engine.random_model import loaded_models, random_models
 from hocket.bench.environment import device_facts, now
@@ -27,8 +27,7 @@ from hocket.models.codec import Codec
 from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import quantize_models
 from hocket.models.layers.kv_cache import KVPages
-from hocket.models.moss_local.talker import MossLocalTalker
-from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
+from hocket.models.talker import Talker
 
 Models: TypeAlias = tuple[LoadedTalker, Codec]
 #: Rows of the backbone's output that go on to the predictor of the frame's codes.
@@ -100,11 +99,11 @@ def fp8_errors(
     def parts(model: Models, hidden_MD: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         loaded, codec = model
         dtype = next(loaded.talker.parameters()).dtype
-        hidden_BTD = _backbone(loaded.talker, x_BTD.to(dtype))
+        hidden_BTD = loaded.talker.backbone(x_BTD.to(dtype))
         own_MD = hidden_BTD.flatten(0, 1)[-_PREDICTED_ROWS:]
         # All predict from the exact hidden states, as near as bfloat16 comes.
         from_MD = (own_MD.bfloat16() if hidden_MD is None else hidden_MD).to(dtype)
-        logits = _code_logits(loaded.talker, from_MD, codes_MN[-len(from_MD) :])
+        logits = loaded.talker.forced_logits(from_MD, codes_MN[-len(from_MD) :])
         return hidden_BTD, logits, codec.decode_whole(codec_codes_TN)
 
     wanted = parts(exact, None)
@@ -131,37 +130,16 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 def _tensors(models: Models) -> Iterator[Tensor]:
     loaded, codec = models
-    assert isinstance(loaded.talker, nn.Module)
     return itertools.chain(loaded.talker.parameters(), loaded.talker.buffers(), codec.parameters(), codec.buffers())
 
 
-def _backbone(talker: object, x_BTD: Tensor) -> Tensor:
-    assert isinstance(talker, MossLocalTalker | Qwen3TtsTalker)
-    return talker.backbone(x_BTD)
-
-
-def _paged_backbone(talker: object, x_BTD: Tensor) -> Tensor:
+def _paged_backbone(talker: Talker, x_BTD: Tensor) -> Tensor:
     """With keys and values in 8 bits."""
-    assert isinstance(talker, MossLocalTalker | Qwen3TtsTalker)
     config, (batch, rows), device = talker.config, x_BTD.shape[:2], x_BTD.device
     table_BP = torch.arange(batch, device=device)[:, None] + 1
     kv = KVPages.allocate(config.layers, 1 + batch, rows, config.kv_heads, config.head_dim, FP8, device)
     starts_B = torch.zeros(batch, dtype=torch.int64, device=device)
     return talker.backbone(x_BTD, kv, PagedBatch(table_BP, starts_B, starts_B + rows))
-
-
-def _code_logits(talker: object, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
-    """All logits of a frame's codes from the hidden state before it, given the codes themselves; [M, ...]."""
-    codes = codes_MN.unbind(1)
-    if isinstance(talker, MossLocalTalker):
-        inputs = [hidden_MD, *(talker.codebook(k)[code_M] for k, code_M in enumerate(codes[:-1]))]
-        y_MPD = talker.depth(torch.stack(inputs, 1))
-        return torch.cat([talker.code_logits(y_MPD[:, k], k) for k in range(len(codes))], 1)
-    assert isinstance(talker, Qwen3TtsTalker)
-    predictor = talker.predictor
-    first_M2D = torch.stack([hidden_MD, talker.codec_embedding(codes[0])], 1)
-    y_MPD = predictor(torch.cat([first_M2D, predictor.embed(codes_MN[:, 1:-1])], 1))
-    return torch.cat([predictor.logits(y_MPD[:, k], k) for k in range(1, len(codes))], 1)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from benchmarks.gpu.case import BF16, FP8, Case, randn
 from hocket.bench.engine.random_model import plans
-from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
-from hocket.models.moss_local.config import MossLocalConfig
 
 #: Of a product: bf16; FP8 with one scale for each whole matrix, as Hocket's layers have it; FP8 with a scale for each
 #: row and column, which the library does not have for all shapes.
 Kind = Literal["bf16", "fp8", "fp8 rows"]
+
+
+#: Labels of the projections around a stage's layers.
+_LABELS = {"input_proj": "stage in", "output_proj": "stage out"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,49 +65,35 @@ class Product:
 
 
 def product_cases(arguments: Namespace) -> list[Product]:
+    """The products of a model's linear layers, each shape once."""
     of_talker, of_codec = plans(arguments.model, arguments.codec, BF16)
-    talker, codec = of_talker.config, of_codec.config
-    assert isinstance(talker, MossLocalConfig)
-    assert isinstance(codec, MossCodecConfig)
-    shape, depth = talker.backbone, talker.depth
-    size, ffn, width = shape.hidden_size, shape.intermediate_size, depth.hidden_size
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    talker, codec = of_talker.empty(), of_codec.empty()
+    frame, sizes = talker.frame_layers, talker.config.audio_codebook_sizes
+    width = frame.heads.shape[1]
+    backbone = talker.backbone
+    assert isinstance(backbone, nn.Module)
     made = []
     for m in arguments.rows:
-        for label, k, n in (("qkv", size, q + 2 * kv), ("o", q, size), ("gate_up", size, 2 * ffn), ("down", ffn, size)):
-            made.append(Product("backbone", label, m, k, n, shape.layers))
-        times, inner = depth.layers * depth.positions, depth.intermediate_size
-        for label, k, n in (
-            ("qkv", width, 3 * width),
-            ("o", width, width),
-            ("up", width, inner),
-            ("down", inner, width),
-        ):
-            made.append(Product("depth", label, m, k, n, times, bias=True))
-        made.append(Product("depth", "head", m, width, max(talker.audio_codebook_sizes), depth.positions))
+        made += linear_products("backbone", backbone, m)
+        made += linear_products(frame.part, frame.layers, m, frame.steps)
+        made.append(Product(frame.part, "head", m, width, max(sizes), frame.steps))
     for chunk in arguments.chunks.split(","):
         streams, frames = map(int, chunk.split("x"))
-        for stage in codec.decoder:
-            if isinstance(stage, TransformerSpec):
-                made += codec_products(f"codec {chunk}", stage, streams * frames * stage.tokens_per_frame)
+        for stage in codec.ring_stages:
+            made += linear_products(f"codec {chunk}", stage.module, streams * frames * stage.ring.tokens_per_frame)
     return made
 
 
-def codec_products(part: str, stage: TransformerSpec, m: int) -> Iterator[Product]:
-    width, ffn = stage.width, stage.ffn_dim
-    for label, k, n in (
-        ("in", width, 3 * width),
-        ("out", width, width),
-        ("ffn_in", width, ffn),
-        ("ffn_out", ffn, width),
-    ):
-        yield Product(part, label, m, k, n, stage.layers)
-    for label, k, n, exists in (
-        ("stage in", stage.input_dim, width, stage.has_input_proj),
-        ("stage out", width, stage.output_dim, stage.has_output_proj),
-    ):
-        if exists:
-            yield Product(part, label, m, k, n, 1)
+def linear_products(part: str, module: nn.Module, m: int, runs: int = 1) -> list[Product]:
+    """The products of the linear layers in `module`, of which a run of the part has `runs` times as many."""
+    counts: dict[Product, int] = {}
+    for path, linear in module.named_modules():
+        if isinstance(linear, nn.Linear):
+            label = _LABELS.get(path, path.rpartition(".")[2].removesuffix("_proj"))
+            k, n, has_bias = linear.in_features, linear.out_features, linear.bias is not None
+            one = Product(part, label, m, k, n, runs, has_bias)
+            counts[one] = counts.get(one, 0) + 1
+    return [replace(one, times=runs * count) for one, count in counts.items()]
 
 
 def sums(products: Sequence[Product], us: dict[str, float]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from tests.support.fake_engine import fake_info
 
 from hocket.bench.engine.random_model import plans
-from hocket.bench.engine.workload import read_workload, workload_prompt
+from hocket.bench.engine.workload import read_workload
 from hocket.bench.environment import cpu_name, module_command, package_versions, python_version, today
 from hocket.config import EngineConfig
 from hocket.core import PromptRows
@@ -43,8 +43,7 @@ from hocket.engine.runners.device import HostCopy
 from hocket.engine.runners.padding import cut, frame_batch, packed_batch, piece_batch
 from hocket.engine.runners.talker import FramesInFlight, PageTable
 from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
-from hocket.models.moss_local.config import MossLocalConfig
-from hocket.models.moss_local.family import MOSS_LOCAL_SAMPLING
+from hocket.models.family import TalkerPlan
 from hocket.models.sampling.params import ResolvedSampling
 from hocket.server.profiles import load_profile
 
@@ -167,14 +166,15 @@ class WaitingCodec:
         return self._lane.run(self._call_seconds + frames * self._frame_seconds)
 
 
-def new_engine(rows: int, talker: MossLocalConfig, arguments: argparse.Namespace) -> Engine:
+def new_engine(rows: int, plan: TalkerPlan, arguments: argparse.Namespace) -> Engine:
+    talker = plan.config
     base = load_profile("throughput").profile.engine
     config = base.model_copy(update={"rows": rows, "kv_rows": None, "max_context_rows": 1024})
     milliseconds = 1e-3
     parts = EngineParts(
         config=config,
-        prompt=workload_prompt(talker),
-        sampling=MOSS_LOCAL_SAMPLING,
+        prompt=plan.workload_prompt(),
+        sampling=plan.sampling,
         info=fake_info(
             sample_rate=SAMPLE_RATE,
             channels=CHANNELS,
@@ -205,9 +205,9 @@ def new_engine(rows: int, talker: MossLocalConfig, arguments: argparse.Namespace
 
 def measure(rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of a steady state with as many requests as rows."""
-    config = plans(MODEL, None, torch.bfloat16)[0].config
-    assert isinstance(config, MossLocalConfig)
-    engine, workload = new_engine(rows, config, arguments), itertools.cycle(read_workload(config, 0))
+    plan = plans(MODEL, None, torch.bfloat16)[0]
+    requests = read_workload(plan.config, plan.workload_prompt(), 0)
+    engine, workload = new_engine(rows, plan, arguments), itertools.cycle(requests)
     numbers = itertools.count()
     add_seconds = step_seconds = 0.0
     steps = adds = 0

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from hocket.bench.engine.bench import EngineRunConfig, bench_engine, engine_config, engine_table
-from hocket.bench.engine.random_model import NAMED, empty_models, plans, random_models
-from hocket.bench.engine.workload import ContinuationPrompt, CustomVoicePrompt, Spoken, read_workload, workload_prompt
+from hocket.bench.engine.random_model import plans, random_models
+from hocket.bench.engine.workload import Spoken, read_workload
 from hocket.checkpoint.hub import read_config
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
@@ -58,7 +57,7 @@ def run_config(**more: Any) -> EngineRunConfig:
 def lengths(requests: int) -> list[int]:
     """Frames of the workload's first requests; the same in every family."""
     talker, _ = plans(TALKER, CODEC, FLOAT)
-    return [one.frames for one in read_workload(talker.config, 0)[:requests]]
+    return [one.frames for one in read_workload(talker.config, talker.workload_prompt(), 0)[:requests]]
 
 
 @pytest.fixture(scope="module")
@@ -192,19 +191,18 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_named_dimensions_are_the_real_ones(name: str) -> None:
     tensors, numbers, codec_tensors, codec_numbers = PUBLISHED[name]
     talker, codec = plans(name, None, torch.bfloat16)
-    loaded, decoder = empty_models(talker, codec)
-    assert isinstance(loaded.talker, nn.Module)
-    for plan, module in ((talker, loaded.talker), (codec, decoder)):
+    empty, decoder = talker.empty(), codec.empty()
+    for plan, module in ((talker, empty), (codec, decoder)):
         # Every parameter is filled by the table that loads the published names, and the numbers are as many.
         filled: dict[str, int] = {}
         for entry in plan.weight_table:
             filled[entry.parameter] = filled.get(entry.parameter, 0) + math.prod(entry.shape)
         assert filled == {name: parameter.numel() for name, parameter in module.named_parameters()}
-    assert sum(parameter.numel() for parameter in loaded.talker.parameters()) == numbers
+    assert sum(parameter.numel() for parameter in empty.parameters()) == numbers
     in_codec = sum(parameter.numel() for parameter in decoder.parameters())
     assert tensors in (None, len(talker.weight_table))
     if codec_tensors is None:
@@ -234,13 +232,13 @@ def test_the_named_dimensions_belong_together() -> None:
 
 
 def all_plans() -> dict[str, tuple[TalkerPlan, CodecPlan]]:
-    return {name: plans(name, None, torch.bfloat16) for name in NAMED}
+    return {name: plans(name, None, torch.bfloat16) for name in PUBLISHED}
 
 
 def test_continuations_have_the_rows_that_the_workload_says() -> None:
-    config = plans(NAMED[0], None, FLOAT)[0].config
-    prompt, workload = workload_prompt(config), read_workload(config, 0)
-    assert isinstance(prompt, ContinuationPrompt)
+    plan = plans("moss-tts-local-v1.5", None, FLOAT)[0]
+    prompt = plan.workload_prompt()
+    workload = read_workload(plan.config, prompt, 0)
     assert len(workload) == 1088
     built = [prompt.build(one.request(i, ignore_stop=True), [codes_of(one)]) for i, one in enumerate(workload[:3])]
     for one, rows in zip(workload, built, strict=False):
@@ -258,8 +256,8 @@ def codes_of(one: Spoken) -> NDArray[np.int64]:
 
 def test_prompts_of_speakers_are_those_of_the_family_but_for_the_words() -> None:
     config = Qwen3TtsConfig.from_dict(read_config(Path(SPEAKERS)))
-    prompt, workload = workload_prompt(config), read_workload(config, 0)
-    assert isinstance(prompt, CustomVoicePrompt)
+    prompt = plans(SPEAKERS, CODEC_12HZ, FLOAT)[0].workload_prompt()
+    workload = read_workload(config, prompt, 0)
     assert [one.frames for one in workload[:8]] == lengths(8)
     official = Qwen3TtsPrompt(config, TextTokenizer.load(Path(SPEAKERS)))
 

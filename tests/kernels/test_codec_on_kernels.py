@@ -13,8 +13,7 @@ from hocket.engine.runners.padding import packed_batch
 from hocket.kernels import ops
 from hocket.models.layers.codec_state import PackedStreams
 from hocket.models.qwen3_codec.codec import Qwen3Codec
-from hocket.models.qwen3_codec.config import Qwen3CodecConfig
-from hocket.models.qwen3_codec.weights import codec_weight_table
+from hocket.models.qwen3_codec.family import codec_plan
 from tests.support.paths import GOLDEN
 
 pytest.importorskip("triton")
@@ -31,10 +30,9 @@ def small_codec(device: torch.device) -> Qwen3Codec:
     raw |= {"encode_downsample_rate": SAMPLES, "decode_upsample_rate": SAMPLES}
     raw["decoder_config"] |= {"upsample_rates": [3, 2], "upsampling_ratios": [2], "decoder_dim": 96, "latent_dim": 24}
     raw["encoder_config"] |= {"sampling_rate": 120, "upsampling_ratios": [3, 2]}
-    config = Qwen3CodecConfig.from_dict(raw)
-    with torch.device("meta"):
-        codec = Qwen3Codec(config)
-    fill(codec, codec_weight_table(config), device=device, seed=0)
+    codec = codec_plan(raw, torch.float32).empty()
+    assert isinstance(codec, Qwen3Codec)
+    fill(codec, device=device, seed=0)
     for parameter in codec.decoder.parameters():
         if parameter.dim() > 1:
             parameter.mul_(30 / parameter[0].numel() ** 0.5)

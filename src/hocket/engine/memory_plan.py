@@ -13,8 +13,8 @@ from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
 from hocket.kernels.types.paged import FP8
 from hocket.models.codec import Codec
-from hocket.models.family import TalkerConfig
 from hocket.models.layers.kv_cache import kv_bytes_per_row
+from hocket.models.talker import TalkerConfig
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

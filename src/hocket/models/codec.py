@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InvalidRequestError
-from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
+from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, RingSpec, StateSpec
 
 #: Frames per step when a whole recording is coded: bounds memory whatever its length.
 WHOLE_CHUNK_FRAMES = 32
@@ -39,6 +40,28 @@ class CodecConfig(Protocol):
 
     def reference_frames(self, samples: int) -> int:
         """Frames of a reference recording of so many samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingStage:
+    """A transformer stage of a decoder, as benchmarks measure it."""
+
+    module: nn.Module
+    ring: RingSpec
+    width: int
+    ffn_dim: int
+    rope_base: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """A convolution of a decoder between two tensors of as many channels, as benchmarks measure it."""
+
+    channels: int
+    taps: int
+    dilation: int
+    positions_per_frame: int
+    is_depthwise: bool = False
 
 
 class Codec(nn.Module):
@@ -95,6 +118,16 @@ class Codec(nn.Module):
         `lengths_B` is how many of the samples are real for each row; the rest is padding and leaves no trace. A length
         within a frame ends its recording. Raises InvalidRequestError for rows, lengths or shapes that do not fit.
         """
+
+    @property
+    @abstractmethod
+    def ring_stages(self) -> Sequence[RingStage]:
+        """The decoder's transformers, in order."""
+
+    @property
+    def convolutions(self) -> Sequence[ConvShape]:
+        """The convolutions that take most of the decoder's time; empty where transformers do."""
+        return ()
 
     # State
 

@@ -5,10 +5,11 @@ The engine knows no model by name; `models/registry.py` does, and hands out thes
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,17 +18,19 @@ from torch import Tensor, nn
 
 from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.weights import WeightEntry, load_weights
-from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest, VoiceTraits
-from hocket.kernels.types.paged import PagedBatch
+from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
 from hocket.models.codec import Codec, CodecConfig
-from hocket.models.layers.kv_cache import KVPages, KVShape
-from hocket.models.sampling.batch import SamplingBatch
 from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.talker import Talker, TalkerConfig
 
 #: Fields of a request that are the same in every family. A builder declares which of the others it takes.
 COMMON_FIELDS = frozenset(
     {"text", "text_front", "voice", "reference", "reference_text", "sampling", "seed", "max_frames", "min_frames"}
 )
+
+
+#: Text ids of a workload are drawn from the first so many: ordinary words in every vocabulary.
+_WORD_IDS = 1000
 
 
 class PromptBuilder(Protocol):
@@ -49,60 +52,36 @@ class PromptBuilder(Protocol):
     ) -> PromptRows: ...
 
 
-class TalkerConfig(KVShape, Protocol):
-    """What the engine reads of a talker's configuration."""
+class WorkloadPrompt(ABC):
+    """A prompt builder for benchmarks: prompts of as many rows as a workload says, without a tokenizer.
 
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def max_positions(self) -> int: ...
-    @property
-    def n_vq(self) -> int: ...
-    @property
-    def audio_codebook_sizes(self) -> tuple[int, ...]: ...
-    @property
-    def sampling_rate(self) -> int: ...
-    @property
-    def frame_text_id(self) -> int:
-        """Text id of the frames that the prompt gives none (`PromptRows.frame_texts`)."""
-
-    @property
-    def voice_size(self) -> int:
-        """Width of `PromptRows.voice`; 0 for a family that hears codes alone."""
-
-    @property
-    def speakers(self) -> Collection[str]:
-        """Names of the voices that the model itself knows."""
-
-    @property
-    def voice_traits(self) -> VoiceTraits: ...
-
-
-class Talker(Protocol):
-    """Text and frames in, the next frame out. State (K/V pages, hidden rows, penalty history) is an argument.
-
-    A prompt row and a generated frame are alike: a text id, and codes. `embed` makes backbone inputs of prompt rows
-    [B, T, R] and each sequence's voice [B, voice_size]; `embed_frame` of frames [B, N] and the text ids beside them.
+    A request's text has a character for each row. Text ids are drawn by the request's seed, so that two texts share no
+    more pages than two real ones would: those of the template.
     """
 
-    @property
-    def config(self) -> TalkerConfig: ...
-    @property
-    def backbone(self) -> Backbone: ...
+    #: Prompt rows that are no text and no recording.
+    template_rows: ClassVar[int]
+    #: Whether a request continues its voice's recording.
+    continues: ClassVar[bool]
+    takes: ClassVar[frozenset[str]] = frozenset()
 
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-    def embed(self, rows_BTR: Tensor, voice_BD: Tensor) -> Tensor: ...
-    def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor: ...
-    def frame(
-        self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
-    ) -> tuple[Tensor, Tensor]: ...
+    @abstractmethod
+    def needs(self, request: SpeechRequest) -> ReferenceNeeds:
+        """As `PromptBuilder.needs`."""
 
+    @abstractmethod
+    def build(
+        self,
+        request: SpeechRequest,
+        references: Sequence[NDArray[np.int64]],
+        voices: Sequence[NDArray[np.float32]] = (),
+    ) -> PromptRows:
+        """As `PromptBuilder.build`."""
 
-class Backbone(Protocol):
-    def __call__(self, x_BTD: Tensor, kv: KVPages, batch: PagedBatch) -> Tensor: ...
-    def joined(
-        self, x_BD: Tensor, frames: PagedBatch, x_PTD: Tensor, pages: PagedBatch, kv: KVPages
-    ) -> tuple[Tensor, Tensor]: ...
+    @staticmethod
+    def words(seed: int | None, count: int, vocabulary: int) -> NDArray[np.int64]:
+        """Text ids drawn from the first `_WORD_IDS`."""
+        return np.random.default_rng(seed).integers(0, min(_WORD_IDS, vocabulary), count)
 
 
 class VoiceEncoder(Protocol):
@@ -155,16 +134,25 @@ class CodecPlan:
 
 @dataclass(frozen=True, slots=True)
 class TalkerPlan:
-    """What a talker's config.json says, before anything is loaded."""
+    """A talker before anything is loaded: what its config.json says, and how it is built from that."""
 
     config: TalkerConfig
     weight_table: Sequence[WeightEntry]
+    build: Callable[[], Talker]
     #: From a checkpoint's folder to the talker on a device. Raises CheckpointError.
     load: Callable[[Path, torch.device], LoadedTalker]
-    #: What the first part of a parameter's path in the weight table is called in a report.
+    #: The authors' recommendation where a checkpoint's folder has none of its own.
+    sampling: ResolvedSampling
+    #: Prompts for benchmarks. Raises ConfigError for a checkpoint that cannot speak the workload.
+    workload_prompt: Callable[[], WorkloadPrompt]
+    #: Names in a report, by the first part of a parameter's path in the weight table.
     parts: Mapping[str, str]
     #: More lines for a report.
     facts: Mapping[str, str | int]
+
+    def empty(self) -> Talker:
+        """The talker without weights, on the meta device."""
+        return _on_meta(self.build, self.weight_table)
 
 
 class TalkerConfigFile(Protocol):

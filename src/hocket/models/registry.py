@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
+from importlib import import_module, resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
         CodecFamily,
         CodecPlan,
         LoadedTalker,
-        TalkerConfig,
         TalkerConfigFile,
         TalkerFamily,
         TalkerPlan,
     )
+    from hocket.models.talker import TalkerConfig
 
 Kind = Literal["talker", "codec"]
 
@@ -91,6 +92,13 @@ def talker_extras(folder: Path) -> Extras:
 def checkpoint_extras(model: str | None) -> Extras:
     """`talker_extras` of a folder or hub id; of the built-in model when None."""
     return talker_extras(builtin_model() if model is None else resolve_checkpoint(model))
+
+
+def known_dimensions() -> dict[str, Traversable]:
+    """The dimensions that ship with the package, by name: files that hold the config.json of a talker and its codec."""
+    folders = [resources.files(package) / "dimensions" for package in TALKERS.values()]
+    files = {file.name: file for folder in folders if folder.is_dir() for file in folder.iterdir()}
+    return {name.removesuffix(".json"): files[name] for name in sorted(files)}
 
 
 def load_codec(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Codec:

@@ -77,7 +77,7 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
     loaded = time.perf_counter()
     engine = Engine(assemble(talker, codec, run_config.engine))
     start_seconds = time.perf_counter() - loaded
-    workload = read_workload(talker.talker.config, run_config.seed)
+    workload = read_workload(talker.talker.config, talker.prompt, run_config.seed)
     count = run_config.requests or len(workload)
     spoken = [workload[i % len(workload)] for i in range(count)]
     _check_room(engine, spoken)

@@ -23,9 +23,9 @@ from hocket.engine.scheduling.memory import SCRATCH_PAGE
 from hocket.engine.scheduling.request import FrameBatch, PrefillItem
 from hocket.kernels.types.draw import DrawParams
 from hocket.kernels.types.paged import PagedBatch
-from hocket.models.family import Talker
 from hocket.models.layers.kv_cache import KVPages
 from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.talker import Talker
 
 #: Rows of every decode batch, and pages of every prefill batch, in strict mode, whatever the load and the engine's
 #: size: a result's bits depend on the shape it was computed in.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hocket.kernels import ops
 from hocket.kernels.types.packed import Chunks
-from hocket.models.codec import Codec
+from hocket.models.codec import Codec, RingStage
 from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
@@ -99,6 +99,15 @@ class MossCodec(Codec):
         state.check_call("encoder", batch, frames, rows_B, counts_B)
         latent_BTD = self._stream(self.encoder, mono_BS1, state, rows_B, counts_B, frames)
         return self.quantizer.encode(latent_BTD, n_codebooks)
+
+    @property
+    def ring_stages(self) -> list[RingStage]:
+        stages = zip(self.decoder, self.config.decoder, strict=True)
+        return [
+            RingStage(module, spec.ring, spec.width, spec.ffn_dim, spec.rope_base)
+            for module, spec in stages
+            if isinstance(spec, TransformerSpec)
+        ]
 
     # Whole sequences, differentiable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,11 +15,12 @@ from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.prompt import MossLocalPrompt
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
+from hocket.models.moss_local.workload import ContinuationPrompt
 from hocket.models.sampling.params import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
 #: Recommended for audio codes by the model's authors (spec/moss 1.6).
-MOSS_LOCAL_SAMPLING = ResolvedSampling(DrawParams(temperature=1.7, top_p=0.8, top_k=25))
+_SAMPLING = ResolvedSampling(DrawParams(temperature=1.7, top_p=0.8, top_k=25))
 
 #: What the first part of a parameter's path is called in a report.
 _PARTS = {
@@ -40,13 +42,16 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
         with torch.device("meta"):
             talker = MossLocalTalker(config)
         load_weights(talker, folder, table, tied=tied_copies(config), device=device)
-        return LoadedTalker(talker.eval(), MossLocalPrompt(config, tokenizer), MOSS_LOCAL_SAMPLING)
+        return LoadedTalker(talker.eval(), MossLocalPrompt(config, tokenizer), _SAMPLING)
 
     depth = config.depth
     return TalkerPlan(
         config=config,
         weight_table=table,
+        build=partial(MossLocalTalker, config),
         load=load,
+        sampling=_SAMPLING,
+        workload_prompt=partial(ContinuationPrompt, config),
         parts=_PARTS,
         facts={
             "text_vocabulary": config.vocab_size,

@@ -11,13 +11,17 @@ from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.depth import DepthTransformer
 from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.talker import FrameLayers, Talker
 
 #: Rows of the stop head: 0 goes on, 1 ends the speech.
 STOP = 1
 
 
-class MossLocalTalker(nn.Module):
+class MossLocalTalker(Talker):
     """Embeddings, backbone, depth transformer and heads. A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers."""
+
+    config: MossLocalConfig
+    backbone: Qwen3Backbone
 
     def __init__(self, config: MossLocalConfig) -> None:
         super().__init__()
@@ -70,13 +74,7 @@ class MossLocalTalker(nn.Module):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """One frame from the backbone's newest hidden state: bool stop [B], int64 codes [B, N] (spec/moss 1.5).
-
-        `frame_B` (int64) counts each row's frames from 0: with the row's seed it fixes the noise, slot k for code k and
-        slot N for the stop decision. `seen_BNV` (bool, V the largest codebook) marks the codes drawn so far, for the
-        repetition penalty; None when no row has one. It is read, never updated. A row that stops gets codes too, which
-        mean nothing: dropping them is the caller's, so that nothing here waits for the device.
-        """
+        """As the base class says (spec/moss 1.5). Noise has slot k for code k, and slot N for the stop decision."""
         config = self.config
         noise = sampling.noise(frame_B, config.n_vq + 1)
         cache = self.depth.new_cache(hidden_BD.shape[0], hidden_BD.dtype, hidden_BD.device)
@@ -94,3 +92,27 @@ class MossLocalTalker(nn.Module):
             code_B, x_BD = ops.draw_and_embed(logits_BV, sampling.codes, noise, k, self.codebook(k), seen_BV)
             codes.append(code_B)
         return stop_B, torch.stack(codes, -1)
+
+    def forced_logits(self, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
+        """[M, sum of V_k]"""
+        codes = codes_MN.unbind(1)
+        inputs = [hidden_MD, *(self.codebook(k)[code_M] for k, code_M in enumerate(codes[:-1]))]
+        y_MPD = self.depth(torch.stack(inputs, 1))
+        return torch.cat([self.code_logits(y_MPD[:, k], k) for k in range(len(codes))], 1)
+
+    @property
+    def frame_layers(self) -> FrameLayers:
+        """All codes are drawn by the depth transformer; the heads are the codebooks."""
+        depth = self.config.depth
+        return FrameLayers(
+            part="depth",
+            layers=self.depth,
+            steps=self.config.n_vq,
+            heads=self.audio_embedding.weight,
+            attention="depth_attention",
+            query_heads=depth.heads,
+            kv_heads=depth.heads,
+            head_dim=depth.head_dim,
+            positions=depth.positions,
+            rope_base=depth.rope_base,
+        )

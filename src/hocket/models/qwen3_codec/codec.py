@@ -7,15 +7,17 @@ them an approximation of what is computed here.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
-from hocket.models.codec import Codec
+from hocket.models.codec import Codec, ConvShape, RingStage
 from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.conv import TailWindow
-from hocket.models.qwen3_codec.decoder import CodecDecoder, DecoderWindow
+from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL, CodecDecoder, DecoderWindow
 from hocket.models.qwen3_codec.encoder import CodecEncoder, EncoderWindow, RecordingEnd
 from hocket.models.qwen3_codec.packed_conv import TailPack
 
@@ -94,6 +96,22 @@ class Qwen3Codec(Codec):
         tails.close(state.tails, rows_B)
         state.advance(rows_B, frames if counts_B is None else counts_B)
         return codes_BTN
+
+    @property
+    def ring_stages(self) -> list[RingStage]:
+        """The one transformer, at the frame rate."""
+        spec = self.config.decoder.transformer
+        return [RingStage(self.decoder.transformer, self.config.decoder.ring, spec.width, spec.ffn_dim, spec.rope_base)]
+
+    @property
+    def convolutions(self) -> list[ConvShape]:
+        """Those of the residual units, which are four fifths of the decoder's products, and of the latents."""
+        spec = self.config.decoder
+        shapes, positions = list[ConvShape](), prod(spec.latent_strides)
+        for i, stride in enumerate(spec.strides):
+            channels, positions = spec.width // 2 ** (i + 1), positions * stride
+            shapes += [ConvShape(channels, KERNEL, DILATIONS[-1], positions), ConvShape(channels, 1, 1, positions)]
+        return [*shapes, ConvShape(spec.latent_dim, KERNEL, 1, 1, is_depthwise=True)]
 
     # Inside
 

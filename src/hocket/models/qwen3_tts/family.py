@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
+from hocket.models.qwen3_tts.workload import CustomVoicePrompt
 from hocket.models.sampling.params import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
@@ -73,7 +75,10 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
     return TalkerPlan(
         config=config,
         weight_table=[*talker_table, *speaker_table],
+        build=partial(Qwen3TtsTalker, config),
         load=load,
+        sampling=_SAMPLING,
+        workload_prompt=partial(CustomVoicePrompt, config),
         parts=_PARTS,
         facts={
             "task_type": config.task_type,
@@ -86,7 +91,7 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
 
 
 #: The official call's own values, which `generation_config.json` overrides (spec/qwen3 7).
-QWEN3_TTS_SAMPLING = ResolvedSampling(
+_SAMPLING = ResolvedSampling(
     codes=DrawParams(temperature=0.9, top_k=50, repetition_penalty=1.05),
     predictor=DrawParams(temperature=0.9, top_k=50),
 )
@@ -119,7 +124,7 @@ def recommended_sampling(folder: Path) -> ResolvedSampling:
         raise config_error(error, path.name) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read as JSON; download the checkpoint again") from error
-    sampling = QWEN3_TTS_SAMPLING.recommended(file)
+    sampling = _SAMPLING.recommended(file)
     assert sampling.predictor is not None
     return replace(
         sampling,

@@ -14,16 +14,18 @@ from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
 from hocket.models.qwen3_tts.predictor import CodePredictor
 from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.talker import FrameLayers, Talker
 
 
-class Qwen3TtsTalker(nn.Module):
+class Qwen3TtsTalker(Talker):
     """Embeddings, text projection, backbone, the first codebook's head and the code predictor.
 
     A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers: a text id; in c_0 any id of the codec vocabulary, `no_code`,
     or `voice_code` where the voice vector stands; in the others a code, or `no_code`.
-
-    Call `finalize` once after the weights are in place, and before `frame`.
     """
+
+    config: Qwen3TtsConfig
+    backbone: Qwen3Backbone
 
     def __init__(self, config: Qwen3TtsConfig) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class Qwen3TtsTalker(nn.Module):
         self.predictor = CodePredictor(config)
 
     def finalize(self) -> None:
-        """Computes once what every frame would."""
+        """Project every code's embedding once, which every frame would do otherwise."""
         codes = self.config.audio_codebook_sizes[0]
         self.predictor.finalize(self.codec_embedding.weight[:codes])
 
@@ -81,11 +83,8 @@ class Qwen3TtsTalker(nn.Module):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """One frame from the backbone's newest hidden state: bool stop [B], int64 codes [B, N] (spec/qwen3 5 - 7).
-
-        `frame_B` (int64) counts each row's frames from 0: with the row's seed it fixes the noise, slot k for code k.
-        `seen_BNV` (bool) marks the codes drawn so far; of them the first codebook's count, for the repetition penalty.
-        A row that stops gets codes too, which mean nothing.
+        """As the base class says (spec/qwen3 5 - 7). Noise has slot k for code k. The repetition penalty counts the
+        first codebook alone.
         """
         config, predictor = self.config, self.predictor
         noise = sampling.noise(frame_B, config.n_vq)
@@ -111,3 +110,27 @@ class Qwen3TtsTalker(nn.Module):
         first_B = ops.draw(logits_BV, sampling.codes, noise, 0, seen_BV)
         stop_B = first_B == codes
         return first_B.masked_fill(stop_B, 0), stop_B
+
+    def forced_logits(self, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
+        """[M, (N - 1) * V] of the codes that the predictor draws: all but the first."""
+        predictor = self.predictor
+        first_M2D = torch.stack([hidden_MD, self.codec_embedding(codes_MN[:, 0])], 1)
+        y_MPD = predictor(torch.cat([first_M2D, predictor.embed(codes_MN[:, 1:-1])], 1))
+        return torch.cat([predictor.logits(y_MPD[:, k], k) for k in range(1, codes_MN.shape[1])], 1)
+
+    @property
+    def frame_layers(self) -> FrameLayers:
+        """All codes but the first are drawn by the predictor."""
+        shape = self.config.predictor
+        return FrameLayers(
+            part="predictor",
+            layers=self.predictor.layers,
+            steps=self.config.n_vq - 1,
+            heads=self.predictor.heads.weight,
+            attention="frame_attention",
+            query_heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            positions=self.predictor.positions,
+            rope_base=shape.rope_theta,
+        )
