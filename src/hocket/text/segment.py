@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
+from hocket.text.pauses import MAX_PAUSE_CHARACTERS, PAUSE
+
 #: Stops that end a sentence with no space after them, or mean nothing else: ideographic and fullwidth, danda, Arabic,
 #: Ethiopic, Burmese, Khmer, Tibetan, Armenian, Mongolian, Javanese, Ol Chiki, Meitei.
 _PLAIN_STOPS = "。！？｡।॥؟۔።፧፨။។៕།༎։᠃᠉꧉᱾᱿꯫"
@@ -26,9 +28,6 @@ _NO_BREAK_SPACES = "\u00a0\u2007\u202f"
 _LINE_END = re.compile(r"\r\n|[\n\r\x85\u2028]")
 #: Marks between words (or syllables) of scripts without spaces: the zero-width space, the Tibetan tsheg.
 _WORD_END = re.compile("[\u200b\u0f0b]")
-#: A part of the text to be spoken as silence (spec/moss 1.7), of `_MAX_PAUSE` characters at most.
-_PAUSE = re.compile(r"\[pause[ \t]{1,8}\d{1,6}(?:\.\d{1,6})?[ \t]{0,8}s\]", re.IGNORECASE)
-_MAX_PAUSE = 40
 
 #: Before a full stop that ends no sentence, in lower case. Single letters (initials, "e.g.", "U.S.") need no entry.
 _ABBREVIATIONS = frozenset(
@@ -122,7 +121,7 @@ class SentenceBuffer:
         end = cuts.sentence_end(start, self._max_characters)
         if end is None:
             # Nothing that is still to come may move the cut: not the rest of a pause, nor what follows white space.
-            if len(cuts.text) - _skip_space(cuts.text, start + self._max_characters) <= _MAX_PAUSE:
+            if len(cuts.text) - _skip_space(cuts.text, start + self._max_characters) <= MAX_PAUSE_CHARACTERS:
                 return None
             end = cuts.piece_end(start, self._max_characters)
         # What comes next decides whether it is the end.
@@ -145,7 +144,7 @@ class _Cuts:
         for end in _sentence_ends(text):
             kinds[end] = max(_Kind.SENTENCE, kinds.get(end, _Kind.SENTENCE))
         self._in_pause = {
-            position for match in _PAUSE.finditer(text) for position in range(match.start() + 1, match.end())
+            position for match in PAUSE.finditer(text) for position in range(match.start() + 1, match.end())
         }
         self._positions = [p for p in sorted(kinds) if 0 < p < len(text) and not self._joined(p)]
         self._kinds = [kinds[position] for position in self._positions]

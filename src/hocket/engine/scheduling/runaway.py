@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.config import RunawayPolicy
+from hocket.text.pauses import PAUSE
 
-#: `[pause 3.2s]` in a text asks for that much silence (spec/moss 1.7).
-_PAUSE = re.compile(r"\[pause\s+(\d+(?:\.\d+)?)\s*s\]", re.IGNORECASE)
-#: The most that all pauses of a text count for: whoever writes more does not mean it.
+#: The most that all pauses of a text count for: larger requests are treated as a typo.
 MAX_PAUSE_SECONDS = 600.0
 
 
 def requested_pause_seconds(text: str) -> float:
     """Seconds of silence that `text` asks for."""
-    return min(MAX_PAUSE_SECONDS, sum(float(seconds) for seconds in _PAUSE.findall(text)))
+    return min(MAX_PAUSE_SECONDS, sum(float(seconds) for seconds in PAUSE.findall(text)))
 
 
 def speech_seconds(policy: RunawayPolicy, text: str) -> float:
     """Estimated length of `text` read aloud without hurry, the pauses it asks for included."""
     letters = wide = digits = 0
-    for character in _PAUSE.sub(" ", text):
+    for character in PAUSE.sub(" ", text):
         if unicodedata.east_asian_width(character) in "WF" and character.isalnum():
             wide += 1
         elif unicodedata.category(character)[0] in "NS":
