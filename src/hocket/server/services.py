@@ -1,12 +1,14 @@
-"""What the routes work with: one frozen bundle, found at `app.state.services`."""
+"""What the routes work with: one frozen bundle, found at `app.state.services`, and their class."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from starlette.requests import HTTPConnection
 
@@ -71,3 +73,11 @@ def services_of(connection: HTTPConnection) -> Services:
     services = connection.app.state.services
     assert isinstance(services, Services)
     return services
+
+
+class PlainRoute(APIRoute):
+    """Its endpoint takes the request and returns the answer, so FastAPI has nothing to work out for it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler

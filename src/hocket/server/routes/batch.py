@@ -17,9 +17,8 @@ from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.errors import error_fields
 from hocket.server.gate import Record, record_of
 from hocket.server.openapi import ERROR_ANSWERS, json_body
-from hocket.server.routes import PlainRoute
 from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, VoiceFields, json_document, read_body
-from hocket.server.services import Services, services_of
+from hocket.server.services import PlainRoute, Services, services_of
 from hocket.server.settings import ServerSettings
 from hocket.server.speech.encoders import EncodedAudio
 from hocket.server.speech.responses import Usage, speak_whole, usage_of

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from hocket.server.gate import record_of
 from hocket.server.openapi import ERROR_ANSWERS, json_body
-from hocket.server.routes import PlainRoute
 from hocket.server.schemas import SpeechBody, json_document, read_body
-from hocket.server.services import services_of
+from hocket.server.services import PlainRoute, services_of
 from hocket.server.speech.responses import SpeechAnswer
 
 router = APIRouter(route_class=PlainRoute)

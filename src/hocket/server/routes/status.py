@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from hocket.server.openapi import ERROR_ANSWERS
-from hocket.server.routes import PlainRoute
-from hocket.server.services import services_of
+from hocket.server.services import PlainRoute, services_of
 
 router = APIRouter(route_class=PlainRoute)
 
