@@ -14,8 +14,8 @@ from hocket import __version__
 from hocket.errors import HocketError, requirement
 from hocket.server.admission import Admission
 from hocket.server.errors import ApiError, error_code, error_response, http_error
-from hocket.server.gate import Gate, record_of
 from hocket.server.metrics import Metrics
+from hocket.server.middleware import RequestMiddleware, record_of
 from hocket.server.openapi import document_models
 from hocket.server.routes import batch, speech, status, tokens, voices
 from hocket.server.routes.studio import studio_router
@@ -40,7 +40,7 @@ def create_app(
     )
     metrics = Metrics()
     app.state.services = Services(client, settings, voice_store, Admission(settings), metrics, model_name)
-    app.add_middleware(Gate, settings=settings, metrics=metrics)
+    app.add_middleware(RequestMiddleware, settings=settings, metrics=metrics)
     app.add_exception_handler(HocketError, _on_error(lambda error, _: _hocket_error(error)))
     app.add_exception_handler(HTTPException, _on_error(_framework_error))
     app.add_exception_handler(RequestValidationError, _on_error(_parameter_error))

@@ -35,7 +35,7 @@ _CLOSE_POLICY_VIOLATION = 1008
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """What the log line of a request says; routes fill in what they know."""
 
     id: str
@@ -67,14 +67,14 @@ class Record:
         )
 
 
-def record_of(connection: HTTPConnection) -> Record:
+def record_of(connection: HTTPConnection) -> RequestRecord:
     """The record of the request that `connection` is."""
     record = connection.scope[_RECORD]
-    assert isinstance(record, Record)
+    assert isinstance(record, RequestRecord)
     return record
 
 
-class Gate:
+class RequestMiddleware:
     """ASGI middleware around the whole app.
 
     The body is read here, whole and bounded, so that from then on the connection can be watched: when the client
@@ -92,7 +92,7 @@ class Gate:
             return
         connection = HTTPConnection(scope)
         method = str(scope.get("method", "WEBSOCKET"))
-        record = Record(_request_id(connection), method, _log_safe(scope["path"]), self._caller(connection))
+        record = RequestRecord(_request_id(connection), method, _log_safe(scope["path"]), self._caller(connection))
         scope[_RECORD] = record
         if scope["type"] == "websocket":
             await self._websocket(connection, receive, send)
@@ -106,7 +106,7 @@ class Gate:
             is_polled = record.path == "/" or record.path.startswith(_POLLED)
             _LOG.log(logging.DEBUG if is_polled else logging.INFO, "%s", record.line())
 
-    async def _request(self, connection: HTTPConnection, record: Record, receive: Receive, send: Send) -> None:
+    async def _request(self, connection: HTTPConnection, record: RequestRecord, receive: Receive, send: Send) -> None:
         async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
@@ -127,7 +127,7 @@ class Gate:
             record.reason = error_code(error)
             await error_response(error)(connection.scope, receive, watched_send)
 
-    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send, record: Record) -> None:
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send, record: RequestRecord) -> None:
         """Let the app answer, for as long as the client is there."""
         task = asyncio.create_task(self._respond(scope, body, send, record))
         watch = asyncio.create_task(_disconnected(receive))
@@ -140,7 +140,7 @@ class Gate:
                 other.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
 
-    async def _respond(self, scope: Scope, body: bytes, send: Send, record: Record) -> None:
+    async def _respond(self, scope: Scope, body: bytes, send: Send, record: RequestRecord) -> None:
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
@@ -213,7 +213,7 @@ class _Place:
     first, and the others worked on after that. Others take none here: batches and sockets take theirs as they go.
     """
 
-    def __init__(self, connection: HTTPConnection, record: Record) -> None:
+    def __init__(self, connection: HTTPConnection, record: RequestRecord) -> None:
         """Raises EngineStoppedError."""
         self._admission: Admission | None = None
         if (record.method, connection.scope["path"]) in _ONE_PLACE:

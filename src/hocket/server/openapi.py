@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from hocket.server.schemas import Body
 
 #: What every route may answer besides.
-ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     for status, text in {
         400: "The request must change; `param` names the field",
@@ -53,7 +53,7 @@ def json_body(model: type[Body]) -> dict[str, Any]:
 
 
 def document_models(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
-    """Add what `json_body` and `ERROR_ANSWERS` refer to, to the OpenAPI document of `app`."""
+    """Add what `json_body` and `ERROR_RESPONSES` refer to, to the OpenAPI document of `app`."""
     framework = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from hocket.audio.io import FORMATS, decode_audio, encode_audio
 from hocket.core import SampleFormat
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from hocket.server.speech.synthesis import piece_seed
+from hocket.server.speech.synthesis import segment_seed
 from tests.support.fake_speech import FRAME_SAMPLES, PROMPT_ROWS, RATE, FakeEngine, new_store, on_loopback, wait_until
 
 SPEECH = "/v1/audio/speech"
@@ -220,7 +220,7 @@ def test_a_long_text_is_spoken_in_pieces_and_joined(tmp_path: Path) -> None:
     assert len(texts) > 5
     assert all(len(piece) <= 120 for piece in texts)
     assert " ".join(texts) == text
-    assert [request.seed for request in engine.requests] == [piece_seed(7, i) for i in range(len(texts))]
+    assert [request.seed for request in engine.requests] == [segment_seed(7, i) for i in range(len(texts))]
     assert len({request.seed for request in engine.requests}) == len(texts)
     assert engine.requests[0].seed == 7
     assert engine.most_running == 1

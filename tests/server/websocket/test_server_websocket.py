@@ -23,7 +23,7 @@ from hocket.core import SampleFormat
 from hocket.errors import InvalidRequestError
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from hocket.server.speech.synthesis import piece_seed
+from hocket.server.speech.synthesis import segment_seed
 from tests.support.fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
 from tests.support.paths import REPOSITORY
 
@@ -138,7 +138,7 @@ def test_text_in_pieces_is_cut_at_sentences(url: str, engine: FakeEngine) -> Non
         events, audio = hear_until(socket, "done")
     texts = ["One sentence.", "Another one!", "And a rest"]
     assert [event["text"] for event in events[:-1]] == texts == [request.text for request in engine.requests]
-    assert [request.seed for request in engine.requests] == [piece_seed(3, i) for i in range(3)]
+    assert [request.seed for request in engine.requests] == [segment_seed(3, i) for i in range(3)]
     assert len(audio) == sum(map(len, texts)) * FRAME_BYTES + 2 * PAUSE_BYTES
     starts = [event["at_seconds"] for event in events[:-1]]
     assert starts == pytest.approx([0, 13 * 0.08 + 0.15, 25 * 0.08 + 0.3])
@@ -604,7 +604,7 @@ def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: F
     ]
     for file, text in zip(files, texts, strict=True):  # exact sizes, for this is no stream
         assert int.from_bytes(file[40:44], "little") == len(file) - 44 == len(text) * FRAME_BYTES
-    assert [request.seed for request in engine.requests] == [piece_seed(7, i) for i in range(2)]
+    assert [request.seed for request in engine.requests] == [segment_seed(7, i) for i in range(2)]
 
 
 def test_a_client_of_vllm_omni_hears_pcm_as_it_is_made(url: str, engine: FakeEngine) -> None:

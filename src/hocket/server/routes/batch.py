@@ -15,8 +15,8 @@ from fastapi.responses import JSONResponse
 
 from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.errors import error_fields
-from hocket.server.gate import Record, record_of
-from hocket.server.openapi import ERROR_ANSWERS, json_body
+from hocket.server.middleware import RequestRecord, record_of
+from hocket.server.openapi import ERROR_RESPONSES, json_body
 from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, VoiceFields, json_document, read_body
 from hocket.server.services import PlainRoute, Services, services_of
 from hocket.server.settings import ServerSettings
@@ -41,7 +41,7 @@ class _Spoken:
 
 @router.post(
     "/v1/audio/speech/batch",
-    responses={200: {"description": "All items", "content": {"application/zip": {}}}, **ERROR_ANSWERS},
+    responses={200: {"description": "All items", "content": {"application/zip": {}}}, **ERROR_RESPONSES},
     openapi_extra=json_body(BatchBody),
 )
 async def speech_batch(request: Request) -> Response:
@@ -52,7 +52,9 @@ async def speech_batch(request: Request) -> Response:
     return await _speak_batch(services, body, document, record_of(request))
 
 
-async def _speak_batch(services: Services, body: BatchBody, document: dict[str, Any], record: Record) -> Response:
+async def _speak_batch(
+    services: Services, body: BatchBody, document: dict[str, Any], record: RequestRecord
+) -> Response:
     """Every item, some at a time. Raises InvalidRequestError for what is wrong with all of it."""
     settings = services.settings
     if len(body.items) > settings.batch_items:
@@ -87,9 +89,9 @@ def _item_body(defaults: dict[str, Any], item: dict[str, Any], settings: ServerS
     return read_body(SpeechBody, {**inherited, **item, "stream": False}, settings)
 
 
-async def _speak(services: Services, body: SpeechBody, record: Record) -> _Spoken:
+async def _speak(services: Services, body: SpeechBody, record: RequestRecord) -> _Spoken:
     # The figures of items that run side by side are not those of the batch, so each has a record of its own.
-    own = Record(record.id, record.method, record.path, record.caller)
+    own = RequestRecord(record.id, record.method, record.path, record.caller)
     with services.admission.slot(record.caller, services.client.info.rows):
         plan = await plan_speech(services, body)
         speech, audio = await speak_whole(services, plan, own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from hocket.server.openapi import ERROR_ANSWERS
+from hocket.server.openapi import ERROR_RESPONSES
 from hocket.server.services import PlainRoute, services_of
 
 router = APIRouter(route_class=PlainRoute)
@@ -19,7 +19,7 @@ async def models(request: Request) -> JSONResponse:
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health", responses=ERROR_ANSWERS)
+@router.get("/health", responses=ERROR_RESPONSES)
 async def health(request: Request) -> JSONResponse:
     """200 while speech is served; otherwise 503, and `status` says why."""
     services = services_of(request)

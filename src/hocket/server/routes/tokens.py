@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hocket.audio.reference import prepare_audio
 from hocket.errors import AudioFileError, InvalidRequestError, ReferenceAudioError
-from hocket.server.openapi import ERROR_ANSWERS, json_body
+from hocket.server.openapi import ERROR_RESPONSES, json_body
 from hocket.server.schemas import Body, json_document, read_body
 from hocket.server.services import services_of
 from hocket.server.settings import ResponseFormat
@@ -43,7 +43,7 @@ class DecodeBody(Body):
     speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] = 1.0
 
 
-@router.post("/encode", responses=ERROR_ANSWERS, openapi_extra=json_body(EncodeBody))
+@router.post("/encode", responses=ERROR_RESPONSES, openapi_extra=json_body(EncodeBody))
 async def encode_tokens(request: Request) -> JSONResponse:
     """A recording as codes, at its own loudness; the last frame is filled up with silence."""
     services = services_of(request)
@@ -75,7 +75,7 @@ async def encode_tokens(request: Request) -> JSONResponse:
 @router.post(
     "/decode",
     response_class=Response,
-    responses={200: {"description": "Audio", "content": {"audio/*": {}}}, **ERROR_ANSWERS},
+    responses={200: {"description": "Audio", "content": {"audio/*": {}}}, **ERROR_RESPONSES},
     openapi_extra=json_body(DecodeBody),
 )
 async def decode_tokens(request: Request) -> Response:

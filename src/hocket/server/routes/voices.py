@@ -11,8 +11,8 @@ from starlette.datastructures import UploadFile
 
 from hocket.config import ReferenceLimits
 from hocket.errors import InvalidRequestError
-from hocket.server.gate import record_of
-from hocket.server.openapi import ERROR_ANSWERS
+from hocket.server.middleware import record_of
+from hocket.server.openapi import ERROR_RESPONSES
 from hocket.server.services import services_of
 from hocket.server.speech.encoders import encode_whole
 from hocket.server.voice_store import Voice
@@ -38,7 +38,7 @@ async def list_voices(request: Request) -> JSONResponse:
 
 @router.post(
     "",
-    responses=ERROR_ANSWERS,
+    responses=ERROR_RESPONSES,
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
 )
 async def upload_voice(request: Request) -> JSONResponse:
@@ -63,7 +63,7 @@ async def upload_voice(request: Request) -> JSONResponse:
     return JSONResponse({"success": True, "voice": _entry(voice)})
 
 
-@router.get("/{name}/preview", response_class=Response, responses=ERROR_ANSWERS)
+@router.get("/{name}/preview", response_class=Response, responses=ERROR_RESPONSES)
 async def preview_voice(request: Request, name: str) -> Response:
     """What a voice is cloned from: the recording, or what the codes of a built-in one sound like."""
     services = services_of(request)
@@ -77,7 +77,7 @@ async def preview_voice(request: Request, name: str) -> Response:
     return Response(audio.body, media_type=audio.content_type)
 
 
-@router.delete("/{name}", responses=ERROR_ANSWERS)
+@router.delete("/{name}", responses=ERROR_RESPONSES)
 async def delete_voice(request: Request, name: str) -> JSONResponse:
     """Forget an uploaded voice."""
     await asyncio.to_thread(services_of(request).voices.delete, name)

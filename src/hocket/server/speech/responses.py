@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from hocket.core import Samples
 from hocket.errors import HocketError
 from hocket.server.errors import ApiError, error_code, error_fields
-from hocket.server.gate import Record
+from hocket.server.middleware import RequestRecord
 from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
 from hocket.server.speech.encoders import AudioEncoder, EncodedAudio, encode_whole
-from hocket.server.speech.synthesis import Plan, Speaking, plan_speech, speaking
+from hocket.server.speech.synthesis import Speaking, SpeechPlan, plan_speech, speaking
 
 #: Encoders that cost next to nothing; the others work on a thread, so that they hold up no other stream.
 _CHEAP_FORMATS = {"wav", "pcm"}
@@ -44,13 +44,13 @@ class _ClientStalledError(ApiError):
     """The client does not read, so there is nobody to tell."""
 
 
-class SpeechAnswer(Response):
+class SpeechResponse(Response):
     """Does everything when it is called, so that what it holds is given back whatever happens to the connection.
 
     Errors before the first audio leave as exceptions, and so get a status of their own.
     """
 
-    def __init__(self, services: Services, body: SpeechBody, record: Record) -> None:
+    def __init__(self, services: Services, body: SpeechBody, record: RequestRecord) -> None:
         super().__init__()
         self._services, self._body, self._record = services, body, record
 
@@ -63,7 +63,7 @@ class SpeechAnswer(Response):
             return
         await self._send_pieces(plan, send)
 
-    async def _send_pieces(self, plan: Plan, send: Send) -> None:
+    async def _send_pieces(self, plan: SpeechPlan, send: Send) -> None:
         record, is_sse, started = self._record, self._body.delivery == "sse", False
         try:
             with _being_made(self._services, plan) as making:
@@ -90,7 +90,7 @@ class SpeechAnswer(Response):
                 with suppress(_ClientStalledError):
                     await self._send(send, _event("speech.audio.error", {"error": error_fields(error)}), more=False)
 
-    async def _send_whole(self, plan: Plan, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_whole(self, plan: SpeechPlan, scope: Scope, receive: Receive, send: Send) -> None:
         speech, audio = await speak_whole(self._services, plan, self._record)
         headers = _headers(plan, audio.sample_rate, audio.channels) | {
             "X-Audio-Seconds": f"{audio.seconds:.6f}",
@@ -100,7 +100,7 @@ class SpeechAnswer(Response):
         }
         await Response(audio.body, headers=headers, media_type=audio.content_type)(scope, receive, send)
 
-    async def _start(self, send: Send, plan: Plan, encoder: AudioEncoder, content_type: str) -> None:
+    async def _start(self, send: Send, plan: SpeechPlan, encoder: AudioEncoder, content_type: str) -> None:
         headers = _headers(plan, encoder.sample_rate, encoder.channels) | {
             "Content-Type": content_type,
             "Cache-Control": "no-store",
@@ -119,7 +119,7 @@ class SpeechAnswer(Response):
             raise _ClientStalledError(408, f"nothing was taken for {seconds:g} s", code="client_stalled") from None
 
 
-async def speak_whole(services: Services, plan: Plan, record: Record) -> tuple[Speaking, EncodedAudio]:
+async def speak_whole(services: Services, plan: SpeechPlan, record: RequestRecord) -> tuple[Speaking, EncodedAudio]:
     """Everything that `plan` says, as one body. Raises what `speaking` raises."""
     async with speaking(services, plan, record) as (speech, pieces):
         whole = [samples_CS async for samples_CS in pieces]
@@ -130,19 +130,19 @@ async def speak_whole(services: Services, plan: Plan, record: Record) -> tuple[S
     )
 
 
-async def new_encoder(services: Services, plan: Plan) -> AudioEncoder:
+async def new_encoder(services: Services, plan: SpeechPlan) -> AudioEncoder:
     """The encoder of `plan`; a compressed format's takes milliseconds to begin, so that is done on a thread."""
     return _encoder_of(services, plan) if _is_cheap(plan) else await asyncio.to_thread(_encoder_of, services, plan)
 
 
-def _encoder_of(services: Services, plan: Plan) -> AudioEncoder:
+def _encoder_of(services: Services, plan: SpeechPlan) -> AudioEncoder:
     """The encoder of `plan`, for the audio that the engine makes."""
     info = services.client.info
     return AudioEncoder(plan.response_format, info.sample_rate, info.channels, plan.body.speed)
 
 
 @contextmanager
-def _being_made(services: Services, plan: Plan) -> Iterator[asyncio.Future[AudioEncoder]]:
+def _being_made(services: Services, plan: SpeechPlan) -> Iterator[asyncio.Future[AudioEncoder]]:
     """The encoder, which is made while the engine makes the first audio."""
     making: asyncio.Future[AudioEncoder]
     if _is_cheap(plan):
@@ -157,11 +157,13 @@ def _being_made(services: Services, plan: Plan) -> Iterator[asyncio.Future[Audio
         making.cancel()
 
 
-def _is_cheap(plan: Plan) -> bool:
+def _is_cheap(plan: SpeechPlan) -> bool:
     return plan.response_format in _CHEAP_FORMATS and plan.body.speed == 1.0
 
 
-async def encoded(encoder: AudioEncoder, plan: Plan, pieces: AsyncIterator[Samples]) -> AsyncGenerator[bytes, None]:
+async def encoded(
+    encoder: AudioEncoder, plan: SpeechPlan, pieces: AsyncIterator[Samples]
+) -> AsyncGenerator[bytes, None]:
     """`pieces` through `encoder`; nothing is yielded where the encoder keeps everything to itself for now."""
     is_cheap = _is_cheap(plan)
     async for samples_CS in pieces:
@@ -174,7 +176,7 @@ async def encoded(encoder: AudioEncoder, plan: Plan, pieces: AsyncIterator[Sampl
 
 
 async def _events(
-    body: AsyncGenerator[bytes, None], speech: Speaking, encoder: AudioEncoder, record: Record
+    body: AsyncGenerator[bytes, None], speech: Speaking, encoder: AudioEncoder, record: RequestRecord
 ) -> AsyncGenerator[bytes, None]:
     """OpenAI's events, for speech that goes well."""
     async with aclosing(body):
@@ -198,5 +200,5 @@ def _event(kind: str, fields: dict[str, object]) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
-def _headers(plan: Plan, sample_rate: int, channels: int) -> dict[str, str]:
+def _headers(plan: SpeechPlan, sample_rate: int, channels: int) -> dict[str, str]:
     return {"X-Sample-Rate": str(sample_rate), "X-Channels": str(channels), "X-Seed": str(plan.seed)}

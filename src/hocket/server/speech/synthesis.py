@@ -17,11 +17,11 @@ from hocket.checkpoint.voices import DEFAULT_VOICE
 from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, Samples, SpeechRequest, TaskType, drawn_seed
 from hocket.errors import CapacityError, EngineStoppedError, InvalidRequestError, Template
 from hocket.server.errors import ApiError
-from hocket.server.gate import Record
+from hocket.server.middleware import RequestRecord
 from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
 from hocket.server.settings import ResponseFormat
-from hocket.server.speech.voice import Found, find_reference, find_voice
+from hocket.server.speech.voice import ResolvedVoice, resolve_reference, resolve_voice
 from hocket.text.normalize import normalise
 from hocket.text.segment import split_text
 
@@ -30,7 +30,7 @@ _SEED_STRIDE = 0x1E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SpeechPlan:
     """A request that was understood. The texts are spoken in this order and joined."""
 
     texts: tuple[str, ...]
@@ -68,18 +68,18 @@ class Plan:
             reference=self.reference,
             reference_text=self.reference_text,
             sampling=body.sampling,
-            seed=piece_seed(self.seed, i),
+            seed=segment_seed(self.seed, i),
             max_frames=max_frames,
             min_frames=least if max_frames is None else min(least, max_frames),
         )
 
 
-def piece_seed(seed: int, i: int) -> int:
+def segment_seed(seed: int, i: int) -> int:
     """The seed of the i-th piece of a long text: the request's own for the first, documented steps from it after."""
     return (seed + i * _SEED_STRIDE) & MAX_SEED
 
 
-async def plan_speech(services: Services, body: SpeechBody) -> Plan:
+async def plan_speech(services: Services, body: SpeechBody) -> SpeechPlan:
     """Check what only the server can check, and fetch the voice.
 
     Raises InvalidRequestError with the client's name of the field at fault, and ApiError.
@@ -90,7 +90,7 @@ async def plan_speech(services: Services, body: SpeechBody) -> Plan:
         raise error.renamed(body.client_names) from error
 
 
-async def _plan(services: Services, body: SpeechBody) -> Plan:
+async def _plan(services: Services, body: SpeechBody) -> SpeechPlan:
     settings = services.settings
     if body.model is not None and body.model not in (services.model_name, *settings.model_aliases):
         raise ApiError(
@@ -106,7 +106,7 @@ async def _plan(services: Services, body: SpeechBody) -> Plan:
             param="input",
         )
     if body.reference_audio is not None:
-        found = await find_reference(services, body.reference_audio)
+        found = await resolve_reference(services, body.reference_audio)
         if found.reference is None:
             raise InvalidRequestError(
                 Template("{param}: the voice {name!a} has no recording; give it as voice", name=body.reference_audio),
@@ -118,13 +118,13 @@ async def _plan(services: Services, body: SpeechBody) -> Plan:
             raise InvalidRequestError(
                 Template("{param} are the words of a recording; give {reference_audio}, too"), param="reference_text"
             )
-        found = await find_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
+        found = await resolve_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
         words = found.words
     task = services.client.info.voice_traits.task_type
     if body.x_vector_only_mode is not None:
         _check_x_vector_only(body.x_vector_only_mode, task, found, words)
-    return Plan(
-        texts=await pieces_of(services, body.input, body.language),
+    return SpeechPlan(
+        texts=await segments_of(services, body.input, body.language),
         body=body,
         task_type=None if task is None else body.task_type,
         voice=found.speaker,
@@ -136,7 +136,7 @@ async def _plan(services: Services, body: SpeechBody) -> Plan:
     )
 
 
-def _check_x_vector_only(value: bool, task: TaskType | None, found: Found, words: str | None) -> None:
+def _check_x_vector_only(value: bool, task: TaskType | None, found: ResolvedVoice, words: str | None) -> None:
     """Raises InvalidRequestError where the field would change nothing."""
     name = "x_vector_only_mode"
     if task not in (None, "Base"):
@@ -154,7 +154,7 @@ def _check_x_vector_only(value: bool, task: TaskType | None, found: Found, words
         )
 
 
-async def pieces_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
+async def segments_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
     """`text` as it was written, in pieces that are not too long to be spoken at once."""
     most, front = services.segment_characters, services.client.info.text_front
     if front is None:
@@ -165,7 +165,7 @@ async def pieces_of(services: Services, text: str, language: str | None) -> tupl
 class Speaking:
     """A plan on its way through the engine. One piece at a time, so that a request never holds more than one row."""
 
-    def __init__(self, services: Services, plan: Plan, record: Record) -> None:
+    def __init__(self, services: Services, plan: SpeechPlan, record: RequestRecord) -> None:
         self.plan = plan
         self._services, self._record = services, record
         info = services.client.info
@@ -251,7 +251,7 @@ class Speaking:
 
 @asynccontextmanager
 async def speaking(
-    services: Services, plan: Plan, record: Record
+    services: Services, plan: SpeechPlan, record: RequestRecord
 ) -> AsyncIterator[tuple[Speaking, AsyncIterator[Samples]]]:
     """Speak `plan`: the first audio is there when this is entered, and leaving it early cancels the rest.
 

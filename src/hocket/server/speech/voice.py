@@ -19,7 +19,7 @@ _SOME = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedVoice:
     """Who speaks: a recording and its words if they are known, a speaker of the model, or the model's own choice."""
 
     reference: Reference | None = None
@@ -27,17 +27,17 @@ class Found:
     speaker: str | None = None
 
 
-async def find_voice(services: Services, name: str, param: str) -> Found:
+async def resolve_voice(services: Services, name: str, param: str) -> ResolvedVoice:
     """What to clone for the voice `name`, and the words of it. Raises InvalidRequestError, naming `param`."""
     info = services.client.info
     codec = None if info.voice_traits.hears_recordings else info.codec_id
     try:
         builtin = services.voices.builtin(name)
         if builtin is None:
-            return Found(*await asyncio.to_thread(services.voices.reference, name, codec=codec))
+            return ResolvedVoice(*await asyncio.to_thread(services.voices.reference, name, codec=codec))
         if builtin.is_speaker:
-            return Found(speaker=voice_name(name))
-        return Found(builtin.codes, builtin.reference_text)
+            return ResolvedVoice(speaker=voice_name(name))
+        return ResolvedVoice(builtin.codes, builtin.reference_text)
     except VoiceNotFoundError:
         known = [voice.name for voice in await asyncio.to_thread(services.voices.listed)]
         more = ", ..." if len(known) > _SOME else ""
@@ -48,14 +48,14 @@ async def find_voice(services: Services, name: str, param: str) -> Found:
         raise error.renamed({"name": param, "voice": param}) from None
 
 
-async def find_reference(services: Services, source: str) -> Found:
+async def resolve_reference(services: Services, source: str) -> ResolvedVoice:
     """The recording at the address `source`, or the uploaded voice of that name.
 
     Raises InvalidRequestError, naming `reference_audio`.
     """
     if ":" not in source and "/" not in source:
-        return await find_voice(services, source, "reference_audio")
-    return Found(await fetch(services, source, "reference_audio"))
+        return await resolve_voice(services, source, "reference_audio")
+    return ResolvedVoice(await fetch(services, source, "reference_audio"))
 
 
 async def fetch(services: Services, address: str, param: str) -> bytes:

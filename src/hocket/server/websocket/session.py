@@ -18,12 +18,12 @@ from fastapi import APIRouter, WebSocket
 from hocket.core import FinishReason, Samples, drawn_seed
 from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.errors import error_code
-from hocket.server.gate import Record, record_of
+from hocket.server.middleware import RequestRecord, record_of
 from hocket.server.schemas import check_text, read_json
 from hocket.server.services import Services, services_of
 from hocket.server.speech.encoders import encode_whole
 from hocket.server.speech.responses import encoded, new_encoder
-from hocket.server.speech.synthesis import Plan, piece_seed, pieces_of, plan_speech, speaking
+from hocket.server.speech.synthesis import SpeechPlan, plan_speech, segment_seed, segments_of, speaking
 from hocket.server.websocket.connection import Wire
 from hocket.server.websocket.dialects import VllmOmni, own_words
 from hocket.server.websocket.messages import (
@@ -89,7 +89,7 @@ class _Session:
         self._wire = Wire(socket, self._settings.stall_seconds, self._settings.socket_idle_seconds)
         self._record = record_of(socket)
         # From `start`
-        self._plan: Plan | None = None
+        self._plan: SpeechPlan | None = None
         self._buffer: SentenceBuffer
         self._as_base64 = False
         #: Every sentence is sent as a file of its own.
@@ -323,7 +323,7 @@ class _Session:
         utterance, session = self._utterance, self._record
         index = utterance.sentences
         utterance.sentences += 1
-        record = Record(
+        record = RequestRecord(
             f"{session.id}-{utterance.index}-{index}",
             session.method,
             session.path,
@@ -333,8 +333,8 @@ class _Session:
             reason="cancelled",
         )
         body = self._plan.body.model_copy(update={"input": text})
-        texts = await pieces_of(self._services, text, body.language)
-        plan = replace(self._plan, texts=texts, body=body, seed=piece_seed(self._plan.seed, index))
+        texts = await segments_of(self._services, text, body.language)
+        plan = replace(self._plan, texts=texts, body=body, seed=segment_seed(self._plan.seed, index))
         try:
             async with speaking(self._services, plan, record) as (speech, pieces):
                 pause_CS = speech.silence(pause_ms)
