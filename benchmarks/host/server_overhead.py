@@ -34,8 +34,7 @@ from typing import cast
 
 import numpy as np
 import uvloop
-from numpy.typing import NDArray
-from tests.support.fake_engine import fake_info
+from tests.support.fake_engine import FakePool, silence
 
 from hocket.bench.environment import (
     cores,
@@ -48,16 +47,10 @@ from hocket.bench.environment import (
 )
 from hocket.checkpoint.voices import ONLY_DEFAULT
 from hocket.config import ChunkPolicy
-from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
-from hocket.errors import EngineStoppedError
 from hocket.server.app import create_app
 from hocket.server.serve import uvicorn_server
 from hocket.server.settings import ServerSettings
 from hocket.server.voice_store import VoiceStore
-from hocket.worker.client import State
-from hocket.worker.messages import Stats
-from hocket.worker.pool import WorkerStatus
-from hocket.worker.stream import SpeechStream
 
 RATE = 48_000
 FRAME_SAMPLES = 3840
@@ -69,58 +62,26 @@ TIMEOUT_SECONDS = 60.0
 HOST = "127.0.0.1"
 
 
-class PromptEngine:
+def new_engine() -> FakePool:
     """Speaks silence, `max_frames` of it: the first frame at once, then in the pace of a player."""
-
-    state: State = "ready"
-    info = fake_info(sample_rate=RATE, channels=2, frame_seconds=FRAME_SECONDS, rows=1024, max_waiting=0)
-
-    @property
-    def workers(self) -> list[WorkerStatus]:
-        return [WorkerStatus(self.state, self.info.rows, len(self._open))]
-
-    def __init__(self) -> None:
-        self._open: dict[SpeechStream, asyncio.Task[None]] = {}
-
-    async def submit(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
-    ) -> SpeechStream:
-        stream = SpeechStream("", 2**26, self._cancel)
-        self._open[stream] = task = asyncio.create_task(_speak(stream, request.max_frames or 1))
-        task.add_done_callback(lambda _: self._open.pop(stream))
-        return stream
-
-    def _cancel(self, stream: SpeechStream) -> None:
-        self._open[stream].cancel()
-
-    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
-        raise EngineStoppedError("this engine has no codec")
-
-    async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
-        raise EngineStoppedError("this engine has no codec")
-
-    async def stats(self) -> list[Stats | None]:
-        return [None]
-
-
-async def _speak(stream: SpeechStream, frames: int) -> None:
-    sizes, made = list(ChunkPolicy().sizes), 0
-    while made < frames:
-        count = min(sizes.pop(0) if len(sizes) > 1 else sizes[0], frames - made)
-        codes_FN = np.zeros((count, 12), np.int64)
-        stream.put(AudioChunk("", np.zeros((2, count * FRAME_SAMPLES), np.float32), RATE, codes_FN))
-        made += count
-        if made < frames:
-            await asyncio.sleep(count * FRAME_SECONDS)
-    end = RequestEnd("stop", 0, Timings())
-    stream.put(AudioChunk("", np.zeros((2, 0), np.float32), RATE, np.zeros((0, 12), np.int64), end))
+    return FakePool(
+        rows=1024,
+        channels=2,
+        sample_rate=RATE,
+        frame_samples=FRAME_SAMPLES,
+        frame_seconds=FRAME_SECONDS,
+        chunk_frames=ChunkPolicy().sizes,
+        length=lambda request: request.max_frames or 1,
+        sound=silence,
+        buffer_bytes=ServerSettings().buffer_bytes,
+    )
 
 
 async def serve(listener: socket.socket) -> None:
     """Until the parent closes standard input."""
     with tempfile.TemporaryDirectory(prefix="hocket-") as folder:
         settings = ServerSettings()
-        app = create_app(PromptEngine(), settings, VoiceStore(Path(folder), ONLY_DEFAULT))
+        app = create_app(new_engine(), settings, VoiceStore(Path(folder), ONLY_DEFAULT))
         server = uvicorn_server(app, settings)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await asyncio.to_thread(sys.stdin.read)

@@ -13,20 +13,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 
 import numpy as np
 import zmq
-from tests.support.fake_engine import fake_info
+from tests.support.fake_engine import FakeEngine
 
 from hocket.bench.environment import cores, cpu_name, python_version
-from hocket.core import AudioChunk, RequestEnd, SpeechRequest, Timings
-from hocket.engine.scheduling.request import SchedulerStats
-from hocket.engine.stats import EngineStats, Meter
+from hocket.core import AudioChunk, SpeechRequest
 from hocket.errors import HocketError
 from hocket.worker.client import EngineClient
 from hocket.worker.messages import HEARTBEAT_SECONDS
@@ -35,53 +33,34 @@ from hocket.worker.stream import SpeechStream
 FRAME_SAMPLES = 3840
 
 
-class PacedEngine:
+class PacedEngine(FakeEngine):
     """Streams take turns; a chunk carries its time of birth as its only code. Texts say "frames rate"."""
 
-    info = fake_info(sample_rate=48_000, channels=2)
-
     def __init__(self) -> None:
-        self._open: deque[str] = deque()
-        self._cancelled: set[str] = set()
+        # Of its own accord, a request of this engine never begins.
+        super().__init__(rows=1024, channels=2, sample_rate=48_000, prefill_seconds=math.inf)
         self._samples = np.zeros((2, 0), np.float32)
         self._rate = 1.0
-        self._due = 0.0
-
-    @property
-    def idle(self) -> bool:
-        return not self._open
+        self._next_at = 0.0
 
     def add(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
     ) -> str:
-        assert request_id is not None
         frames, rate = map(int, request.text.split())
         self._samples, self._rate = np.zeros((2, frames * FRAME_SAMPLES), np.float32), rate
-        self._open.append(request_id)
-        self._due = time.perf_counter() + 0.2
-        return request_id
-
-    def cancel(self, request_id: str) -> None:
-        self._cancelled.add(request_id)
+        self._next_at = time.perf_counter() + 0.2
+        return super().add(request, request_id=request_id, priority=priority, streaming=streaming)
 
     def step(self) -> list[AudioChunk]:
         time.sleep(0.002)
-        chunks = [self._end(name) for name in self._cancelled]
-        self._cancelled.clear()
-        while self._open and time.perf_counter() >= self._due:
-            self._due += 1 / self._rate
-            self._open.rotate(-1)
+        chunks = super().step()
+        while self.speaking and time.perf_counter() >= self._next_at:
+            self._next_at += 1 / self._rate
+            name = next(iter(self.speaking))
+            self.speaking[name] = self.speaking.pop(name)
             born = np.array([[time.perf_counter_ns()]])
-            chunks.append(AudioChunk(self._open[-1], self._samples.copy(), self.info.sample_rate, born))
+            chunks.append(AudioChunk(name, self._samples.copy(), self.sample_rate, born))
         return chunks
-
-    def _end(self, name: str) -> AudioChunk:
-        self._open.remove(name)
-        end = RequestEnd("cancelled", 0, Timings())
-        return AudioChunk(name, np.zeros((2, 0), np.float32), self.info.sample_rate, np.zeros((0, 1), np.int64), end)
-
-    def stats(self) -> EngineStats:
-        return EngineStats.of(Meter(), SchedulerStats(*[0] * 12), preparing=0, reference_hits=0, reference_misses=0)
 
 
 def serve(endpoint: str) -> None:

@@ -16,23 +16,24 @@ from hocket.checkpoint.voices import ONLY_DEFAULT
 from hocket.errors import EngineStoppedError
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from tests.support.fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback
+from tests.support.fake_engine import FRAME_SAMPLES, RATE, FakePool
+from tests.support.loopback import new_store, on_loopback
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
+def engine() -> FakePool:
+    return FakePool()
 
 
 @pytest.fixture
-def served(engine: FakeEngine, tmp_path: Path) -> Iterator[ServedEngine]:
+def served(engine: FakePool, tmp_path: Path) -> Iterator[ServedEngine]:
     app = create_app(engine, ServerSettings(), new_store(tmp_path))
     with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as client:
         yield ServedEngine(address, client)
 
 
 def test_speech_comes_in_the_order_of_the_requests_with_all_that_a_trial_asks(
-    served: ServedEngine, engine: FakeEngine
+    served: ServedEngine, engine: FakePool
 ) -> None:
     texts = ["Hello.", "A longer line.", "No"]
     speeches = served.generate_many(
@@ -47,7 +48,7 @@ def test_speech_comes_in_the_order_of_the_requests_with_all_that_a_trial_asks(
     assert served.voices == ONLY_DEFAULT
 
 
-def test_a_recording_and_its_words_are_sent_along(served: ServedEngine, engine: FakeEngine) -> None:
+def test_a_recording_and_its_words_are_sent_along(served: ServedEngine, engine: FakePool) -> None:
     recording = AudioArray(np.asarray(np.sin(np.arange(RATE) / 20)[None] / 2, np.float32), RATE)
     (speech,) = served.generate_many([SpeechRequest(text="Hi", reference=recording, reference_text="one two", seed=1)])
     assert speech.finish_reason == "stop"
@@ -59,7 +60,7 @@ def test_a_recording_and_its_words_are_sent_along(served: ServedEngine, engine: 
     np.testing.assert_allclose(sent.samples, recording.samples, atol=1e-4)
 
 
-def test_what_goes_wrong_is_told(served: ServedEngine, engine: FakeEngine) -> None:
+def test_what_goes_wrong_is_told(served: ServedEngine, engine: FakePool) -> None:
     engine.error = EngineStoppedError("the engine is gone")
     with pytest.raises(SystemExit, match="the server says 5"):
         served.generate_many([SpeechRequest(text="Hi", seed=1)])

@@ -22,13 +22,14 @@ from hocket.server.app import create_app
 from hocket.server.errors import ApiError
 from hocket.server.services import Services
 from hocket.server.settings import ServerSettings
-from tests.support.fake_speech import FakeEngine, new_store, on_loopback, wait_until
+from tests.support.fake_engine import FakePool
+from tests.support.loopback import new_store, on_loopback, wait_until
 
 SPEECH = "/v1/audio/speech"
 
 
 @contextmanager
-def serving(engine: FakeEngine, tmp: Path, **settings: Any) -> Iterator[tuple[str, Admission]]:
+def serving(engine: FakePool, tmp: Path, **settings: Any) -> Iterator[tuple[str, Admission]]:
     app = create_app(engine, ServerSettings(**settings), new_store(tmp))
     services = app.state.services
     assert isinstance(services, Services)
@@ -57,15 +58,15 @@ def at_once(address: str, bodies: list[dict[str, Any]], **headers: str) -> list[
     return asyncio.run(run())
 
 
-def nothing_is_left(engine: FakeEngine, admission: Admission) -> bool:
-    return engine.open == engine.running == admission.open == 0
+def nothing_is_left(engine: FakePool, admission: Admission) -> bool:
+    return engine.open_requests == engine.running == admission.open == 0
 
 
 # ---- overload
 
 
 def test_four_times_the_capacity(tmp_path: Path) -> None:
-    engine = FakeEngine(rows=4, frame_seconds=0.05)
+    engine = FakePool(rows=4, frame_seconds=0.05)
     with serving(engine, tmp_path, max_queue=4) as (address, admission):
         answers = at_once(address, [body(10)] * 32)
         wait_until(lambda: nothing_is_left(engine, admission))
@@ -79,7 +80,7 @@ def test_four_times_the_capacity(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_quick(tmp_path: Path) -> None:
-    engine = FakeEngine(rows=1, prefill_seconds=30)
+    engine = FakePool(rows=1, prefill_seconds=30)
     with serving(engine, tmp_path, max_queue=0) as (address, _), httpx.Client(base_url=address) as http:
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as first:
@@ -94,7 +95,7 @@ def test_a_refusal_is_quick(tmp_path: Path) -> None:
 
 
 def test_a_caller_gets_its_share(tmp_path: Path) -> None:
-    engine = FakeEngine(rows=8, frame_seconds=0.02)
+    engine = FakePool(rows=8, frame_seconds=0.02)
     with serving(engine, tmp_path, max_open_per_key=2, api_keys=("a", "b")) as (address, admission):
         answers = at_once(address, [body(10)] * 5, authorization="Bearer a")
         assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
@@ -121,7 +122,7 @@ def test_slots() -> None:
 
 
 def test_the_engine_s_own_queue_may_be_full(tmp_path: Path) -> None:
-    engine = FakeEngine(rows=1, max_waiting=1, frame_seconds=0.02)
+    engine = FakePool(rows=1, max_waiting=1, frame_seconds=0.02)
     with serving(engine, tmp_path, max_queue=100) as (address, admission):
         answers = at_once(address, [body(10)] * 6)
         assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503, 503]
@@ -130,7 +131,7 @@ def test_the_engine_s_own_queue_may_be_full(tmp_path: Path) -> None:
 
 def test_a_burst_is_refused_before_anything_is_worked_on(tmp_path: Path) -> None:
     """Who finds no place is answered in the first turn of its task; who finds one does no more in its own."""
-    app = create_app(FakeEngine(rows=2), ServerSettings(max_queue=1), new_store(tmp_path))
+    app = create_app(FakePool(rows=2), ServerSettings(max_queue=1), new_store(tmp_path))
     content = json.dumps(body()).encode()
     answers: list[int] = []
 
@@ -159,7 +160,7 @@ def test_a_burst_is_refused_before_anything_is_worked_on(tmp_path: Path) -> None
 
 
 def test_a_slow_body_holds_no_place(tmp_path: Path) -> None:
-    with serving(FakeEngine(rows=1), tmp_path, max_queue=0) as (address, admission):
+    with serving(FakePool(rows=1), tmp_path, max_queue=0) as (address, admission):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as slow:
             slow.sendall(raw_request(body())[:-5])
@@ -178,7 +179,7 @@ def test_a_slow_body_holds_no_place(tmp_path: Path) -> None:
 
 
 def test_the_first_audio_has_a_deadline(tmp_path: Path) -> None:
-    engine = FakeEngine(prefill_seconds=30)
+    engine = FakePool(prefill_seconds=30)
     with serving(engine, tmp_path, first_audio_seconds=0.2) as (address, admission):
         started = time.monotonic()
         for fields in (body(), body(stream=False), body(stream_format="sse")):
@@ -191,7 +192,7 @@ def test_the_first_audio_has_a_deadline(tmp_path: Path) -> None:
 
 
 def test_the_whole_has_a_deadline(tmp_path: Path) -> None:
-    engine = FakeEngine(frame_seconds=0.02)
+    engine = FakePool(frame_seconds=0.02)
     with serving(engine, tmp_path, request_seconds=1.5) as (address, admission):
         answer = httpx.post(address + SPEECH, json=body(500, stream=False))
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
@@ -206,7 +207,7 @@ def test_the_whole_has_a_deadline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", ["starting", "draining", "down"])
 def test_health_says_what_is(tmp_path: Path, state: Any) -> None:
-    engine = FakeEngine()
+    engine = FakePool()
     with serving(engine, tmp_path) as (address, _):
         document = httpx.get(f"{address}/health").json()
         assert document == {
@@ -237,7 +238,7 @@ def test_health_says_what_is(tmp_path: Path, state: Any) -> None:
 @pytest.mark.parametrize(
     ("speed", "wait"),
     [
-        ({"rows": 1, "frame_seconds": 0.02}, lambda engine: engine.open == 5),  # four are queued
+        ({"rows": 1, "frame_seconds": 0.02}, lambda engine: engine.open_requests == 5),  # four are queued
         ({"prefill_seconds": 30}, lambda engine: engine.running == 4),
         ({"frame_seconds": 0.02}, lambda engine: engine.running == 4),
     ],
@@ -245,9 +246,9 @@ def test_health_says_what_is(tmp_path: Path, state: Any) -> None:
 )
 @pytest.mark.parametrize("fields", [{}, {"stream": False}, {"stream_format": "sse"}, {"response_format": "mp3"}])
 def test_a_disconnect_cancels_wherever_it_happens(
-    tmp_path: Path, speed: dict[str, Any], wait: Callable[[FakeEngine], bool], fields: dict[str, Any]
+    tmp_path: Path, speed: dict[str, Any], wait: Callable[[FakePool], bool], fields: dict[str, Any]
 ) -> None:
-    engine = FakeEngine(**speed)
+    engine = FakePool(**speed)
     with serving(engine, tmp_path) as (address, admission):
         url = urlsplit(address)
         sockets = [socket.create_connection((url.hostname, url.port)) for _ in range(5)]
@@ -265,7 +266,7 @@ def test_a_disconnect_cancels_wherever_it_happens(
 
 
 def test_200_random_disconnects_leave_nothing(tmp_path: Path) -> None:
-    engine = FakeEngine(rows=8, prefill_seconds=0.01, frame_seconds=0.005)
+    engine = FakePool(rows=8, prefill_seconds=0.01, frame_seconds=0.005)
     draw = random.Random(0)
     forms: list[dict[str, Any]] = [{}, {"stream": False}, {"stream_format": "sse"}, {"response_format": "opus"}]
 
@@ -295,7 +296,7 @@ def test_200_random_disconnects_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_cancelled_and_bothers_nobody(tmp_path: Path) -> None:
-    engine = FakeEngine(frame_seconds=0.0005, buffer_bytes=2**27)
+    engine = FakePool(frame_seconds=0.0005, buffer_bytes=2**27)
     with serving(engine, tmp_path, stall_seconds=0.5, segment_characters=10_000) as (address, admission):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as deaf:
@@ -308,7 +309,7 @@ def test_a_client_that_does_not_read_is_cancelled_and_bothers_nobody(tmp_path: P
 
 
 def test_what_waits_for_a_client_is_bounded(tmp_path: Path) -> None:
-    engine = FakeEngine(frame_seconds=0.0005, buffer_bytes=500_000)
+    engine = FakePool(frame_seconds=0.0005, buffer_bytes=500_000)
     with serving(engine, tmp_path, segment_characters=10_000) as (address, admission):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as deaf:
@@ -320,7 +321,7 @@ def test_what_waits_for_a_client_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_body_that_does_not_come(tmp_path: Path) -> None:
-    with serving(FakeEngine(), tmp_path, body_seconds=0.2) as (address, _):
+    with serving(FakePool(), tmp_path, body_seconds=0.2) as (address, _):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as slow:
             slow.sendall(raw_request(body())[:-3])
@@ -334,7 +335,7 @@ def test_a_body_that_does_not_come(tmp_path: Path) -> None:
 
 
 def test_http_1_0(tmp_path: Path) -> None:
-    with serving(FakeEngine(), tmp_path) as (address, _):
+    with serving(FakePool(), tmp_path) as (address, _):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as old:
             old.sendall(raw_request(body()).replace(b"HTTP/1.1", b"HTTP/1.0"))

@@ -17,7 +17,8 @@ from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 from hocket.server.voice_store import VoiceStore
 from hocket.text.segment import split_text
-from tests.support.fake_speech import RATE, FakeEngine, on_loopback
+from tests.support.fake_engine import RATE, FakePool
+from tests.support.loopback import on_loopback
 
 CODES = np.arange(24).reshape(6, 4) % 16
 VOICES = {
@@ -29,12 +30,12 @@ VOICES = {
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine(text_front="en")
+def engine() -> FakePool:
+    return FakePool(text_front="en")
 
 
 @pytest.fixture
-def http(engine: FakeEngine, tmp_path: Path) -> Iterator[httpx.Client]:
+def http(engine: FakePool, tmp_path: Path) -> Iterator[httpx.Client]:
     settings = ServerSettings(segment_characters=40)
     app = create_app(engine, settings, VoiceStore(tmp_path / "voices", VOICES))
     with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as client:
@@ -63,7 +64,7 @@ def test_they_are_listed_and_heard(http: httpx.Client) -> None:
     assert http.get("/v1/audio/voices/default/preview").status_code == 404
 
 
-def test_a_name_chooses_how_the_model_is_asked(http: httpx.Client, engine: FakeEngine) -> None:
+def test_a_name_chooses_how_the_model_is_asked(http: httpx.Client, engine: FakePool) -> None:
     speak(http, voice="anna")
     (reference,) = engine.requests[-1].references
     assert np.array_equal(np.asarray(reference), CODES)
@@ -89,7 +90,7 @@ def test_a_voice_without_a_recording_is_no_reference(http: httpx.Client, name: s
     assert "has no recording; give it as voice" in answer.json()["error"]["message"]
 
 
-def test_batches_and_the_websocket_know_them(http: httpx.Client, engine: FakeEngine) -> None:
+def test_batches_and_the_websocket_know_them(http: httpx.Client, engine: FakePool) -> None:
     items = [{"input": "One."}, {"input": "Two.", "voice": "bert"}, {"input": "Three.", "voice": "carl"}]
     results = http.post("/v1/audio/speech/batch", json={"voice": "anna", "items": items}).json()["results"]
     assert [result["status"] for result in results] == ["success", "success", "error"]
@@ -124,7 +125,7 @@ LONG = " ".join(f"This is the {i:02}th of many sentences, each as long as the ot
 def test_pieces_are_as_long_as_the_model_wants_unless_a_setting_says_otherwise(
     tmp_path: Path, of_model: int | None, setting: int | None, most: int
 ) -> None:
-    engine = FakeEngine(segment_characters=of_model, buffer_bytes=2**24)
+    engine = FakePool(segment_characters=of_model, buffer_bytes=2**24)
     app = create_app(engine, ServerSettings(segment_characters=setting), VoiceStore(tmp_path / "voices", VOICES))
     pieces = split_text(LONG, most)
     words = " ".join(["word"] * 500)  # one sentence
@@ -141,7 +142,7 @@ def test_pieces_are_as_long_as_the_model_wants_unless_a_setting_says_otherwise(
         assert [request.text for request in engine.requests] == split_text(words, most)
 
 
-def test_texts_are_cut_as_written_by_what_they_say(http: httpx.Client, engine: FakeEngine) -> None:
+def test_texts_are_cut_as_written_by_what_they_say(http: httpx.Client, engine: FakePool) -> None:
     """40 letters a piece: the text has no more, but three times as many when it is read out."""
     speak(http, "Dr. Who owes me $1,250.75. Ask St. Paul.")
     assert [request.text for request in engine.requests] == ["Dr. Who owes me", "$1,250.75.", "Ask St. Paul."]

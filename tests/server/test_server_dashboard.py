@@ -11,7 +11,8 @@ import pytest
 
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from tests.support.fake_speech import FakeEngine, new_store, on_loopback, wait_until
+from tests.support.fake_engine import FakePool
+from tests.support.loopback import new_store, on_loopback, wait_until
 from tests.support.paths import REPOSITORY
 
 BOARD: dict[str, Any] = json.loads((REPOSITORY / "docs" / "grafana.json").read_text(encoding="utf-8"))
@@ -21,7 +22,7 @@ QUERIES: list[str] = [target["expr"] for panel in BOARD["panels"] for target in 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """/metrics after a speech and an error, for series with labels begin with their first event."""
-    app = create_app(FakeEngine(), ServerSettings(), new_store(tmp_path_factory.mktemp("dashboard")))
+    app = create_app(FakePool(), ServerSettings(), new_store(tmp_path_factory.mktemp("dashboard")))
     with on_loopback(app) as address, httpx.Client(base_url=address) as client:
         assert client.post("/v1/audio/speech", json={"input": "Good.", "response_format": "pcm"}).status_code == 200
         assert client.post("/v1/audio/speech", json={"input": ""}).status_code == 400

@@ -26,7 +26,8 @@ from hocket.errors import (
 from hocket.server.app import create_app
 from hocket.server.errors import http_error
 from hocket.server.settings import ServerSettings
-from tests.support.fake_speech import FakeEngine, new_store, on_loopback, wait_until
+from tests.support.fake_engine import FakePool
+from tests.support.loopback import new_store, on_loopback, wait_until
 
 GOOD = {"input": "Good.", "response_format": "pcm"}
 JSON = {"content-type": "application/json"}
@@ -186,12 +187,12 @@ def is_error(answer: httpx.Response, status: int, param: str | None, message: st
 
 
 @pytest.fixture(scope="module")
-def engine() -> FakeEngine:
-    return FakeEngine()
+def engine() -> FakePool:
+    return FakePool()
 
 
 @pytest.fixture(scope="module")
-def http(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def http(engine: FakePool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     settings = ServerSettings(max_body_bytes=1_000_000)
     app = create_app(engine, settings, new_store(tmp_path_factory.mktemp("voices")))
     with on_loopback(app) as address, httpx.Client(base_url=address) as client:
@@ -205,9 +206,7 @@ def send(http: httpx.Client, bad: Bad) -> httpx.Response:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_bad_request_is_refused_and_the_next_good_one_served(
-    http: httpx.Client, engine: FakeEngine, name: str
-) -> None:
+def test_a_bad_request_is_refused_and_the_next_good_one_served(http: httpx.Client, engine: FakePool, name: str) -> None:
     bad = TABLE[name]
     before = len(engine.requests)
     answer = send(http, bad)
@@ -216,7 +215,7 @@ def test_a_bad_request_is_refused_and_the_next_good_one_served(
     good = http.post(SPEECH, json=GOOD)
     assert good.status_code == 200
     assert len(good.content) == 2 * 1920 * len(GOOD["input"])
-    assert engine.open == 0
+    assert engine.open_requests == 0
 
 
 def test_the_table_is_long_enough() -> None:
@@ -225,7 +224,7 @@ def test_the_table_is_long_enough() -> None:
 
 @pytest.mark.parametrize("name", KEY_TABLE)
 def test_keys(name: str, tmp_path: Path) -> None:
-    app = create_app(FakeEngine(), ServerSettings(api_keys=("sk-right", "sk-other")), new_store(tmp_path))
+    app = create_app(FakePool(), ServerSettings(api_keys=("sk-right", "sk-other")), new_store(tmp_path))
     with on_loopback(app) as address, httpx.Client(base_url=address) as http:
         refused = http.post(SPEECH, json=GOOD, headers=cast(dict[str, str], KEY_TABLE[name]))
         is_error(refused, 401, None, "Authorization: Bearer KEY")
@@ -256,7 +255,7 @@ def test_keys(name: str, tmp_path: Path) -> None:
 def test_the_engine_s_errors_get_a_status_and_the_client_s_names(
     tmp_path: Path, error: HocketError, status: int, param: str | None, code: str
 ) -> None:
-    engine = FakeEngine(error=error)
+    engine = FakePool(error=error)
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
         answer = httpx.post(address + SPEECH, json=GOOD)
         is_error(answer, status, param, "max_new_tokens is 9" if "9" in str(error) else str(error))
@@ -268,7 +267,7 @@ def test_the_engine_s_errors_get_a_status_and_the_client_s_names(
 
 def test_only_names_of_fields_are_replaced_in_a_message(tmp_path: Path) -> None:
     words = Template("{param} is {asked!r}, and {max_frames} is {limit}", asked="min_frames {text}", limit=7)
-    engine = FakeEngine(error=InvalidRequestError(words, param="min_frames"))
+    engine = FakePool(error=InvalidRequestError(words, param="min_frames"))
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
         error = httpx.post(address + SPEECH, json=GOOD).json()["error"]
         assert error["message"] == "min_new_tokens is 'min_frames {text}', and max_new_tokens is 7"
@@ -278,7 +277,7 @@ def test_only_names_of_fields_are_replaced_in_a_message(tmp_path: Path) -> None:
 
 
 def test_a_mistake_of_our_own_is_a_500_without_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = FakeEngine()
+    engine = FakePool()
     engine.tone = None  # type: ignore[assignment,method-assign]
     engine.submit = None  # type: ignore[assignment,method-assign]
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
@@ -289,7 +288,7 @@ def test_a_mistake_of_our_own_is_a_500_without_its_text(tmp_path: Path, caplog: 
 
 
 def test_speech_that_ends_before_it_begins_is_no_200(tmp_path: Path) -> None:
-    with on_loopback(create_app(FakeEngine(silent=True), ServerSettings(), new_store(tmp_path))) as address:
+    with on_loopback(create_app(FakePool(silent=True), ServerSettings(), new_store(tmp_path))) as address:
         for fields in ({}, {"stream": False}, {"stream_format": "sse"}):
             # Sent again it gets another seed, so it may go well: clients' libraries repeat a 5xx by themselves.
             drawn = httpx.post(address + SPEECH, json={**GOOD, **fields, "seed": None})
@@ -303,12 +302,12 @@ def test_speech_that_ends_before_it_begins_is_no_200(tmp_path: Path) -> None:
 
 
 def test_unknown_fields_can_be_allowed(tmp_path: Path) -> None:
-    with on_loopback(create_app(FakeEngine(), ServerSettings(strict_fields=False), new_store(tmp_path))) as address:
+    with on_loopback(create_app(FakePool(), ServerSettings(strict_fields=False), new_store(tmp_path))) as address:
         assert httpx.post(address + SPEECH, json={**GOOD, "loudness": 11}).status_code == 200
 
 
 def test_an_error_in_the_middle_of_a_stream_is_no_complete_answer(tmp_path: Path) -> None:
-    engine = FakeEngine(error_after=3, frame_seconds=0.01)
+    engine = FakePool(error_after=3, frame_seconds=0.01)
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
             httpx.post(address + SPEECH, json=GOOD)
@@ -350,7 +349,7 @@ def test_a_voice_that_is_asked_for_is_a_404_and_one_to_speak_with_a_400(http: ht
 def test_what_is_polled_is_logged_for_debugging_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="hocket.request")
     paths = ["/", "/studio/studio.js", "/metrics", "/health", "/health/live", "/version", "/v1/models", "/nothing"]
-    with on_loopback(create_app(FakeEngine(), ServerSettings(), new_store(tmp_path))) as address:
+    with on_loopback(create_app(FakePool(), ServerSettings(), new_store(tmp_path))) as address:
         for path in paths:
             httpx.get(address + path)
         wait_until(lambda: len(caplog.records) >= len(paths))

@@ -21,7 +21,8 @@ from hocket.server.app import create_app
 from hocket.server.schemas import ALIASES
 from hocket.server.settings import ServerSettings
 from hocket.worker.stream import SpeechStream
-from tests.support.fake_speech import RATE, FakeEngine, new_store, on_loopback
+from tests.support.fake_engine import RATE, FakePool
+from tests.support.loopback import new_store, on_loopback
 
 SPEECH = "/v1/audio/speech"
 #: Shorter than what the engine hears.
@@ -32,7 +33,7 @@ SHORT = (
 Fields = dict[str, Any]
 
 
-class OneDrawEngine(FakeEngine):
+class OneDrawEngine(FakePool):
     """Draws all codes alike, as MOSS does."""
 
     async def submit(

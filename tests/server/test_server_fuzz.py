@@ -17,7 +17,8 @@ import pytest
 
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from tests.support.fake_speech import FakeEngine, new_store, on_loopback
+from tests.support.fake_engine import FakePool
+from tests.support.loopback import new_store, on_loopback
 
 #: Beside this interpreter, or wherever the user has it.
 _TOOL = shutil.which("schemathesis", path=os.pathsep.join((str(Path(sys.executable).parent), *os.get_exec_path())))
@@ -39,7 +40,7 @@ CHECKS = ",".join(
 @pytest.mark.skipif(_TOOL is None, reason="needs schemathesis: pip install --group fuzz")
 def test_no_request_of_the_document_is_a_5xx(tmp_path: Path) -> None:
     assert _TOOL is not None
-    engine = FakeEngine()
+    engine = FakePool()
     # Few characters: a made-up text of thousands would be minutes of speech.
     app = create_app(engine, ServerSettings(max_characters=200), new_store(tmp_path))
     with on_loopback(app) as address:
@@ -58,4 +59,4 @@ def test_no_request_of_the_document_is_a_5xx(tmp_path: Path) -> None:
         body = {"input": "Good.", "response_format": "pcm"}
         assert httpx.post(f"{address}/v1/audio/speech", json=body).status_code == 200
     assert len(engine.requests) > 10, "what was made up never was a request that can be spoken"
-    assert engine.open == 0
+    assert engine.open_requests == 0

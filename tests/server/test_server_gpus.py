@@ -18,11 +18,12 @@ from hocket.errors import ConfigError
 from hocket.server.profiles import load_profile, parse_settings
 from hocket.server.serve import _plan
 from hocket.server.settings import Profile
-from hocket.worker.client import EngineClient, State
+from hocket.worker.client import EngineClient
 from hocket.worker.messages import EngineSpec
 from hocket.worker.pool import EnginePool
 from hocket.worker.process import run_worker
 from tests.support.cli_runner import run, run_process
+from tests.support.fake_engine import FakePool
 
 
 def profile(*settings: str) -> Profile:
@@ -96,39 +97,33 @@ def test_the_first_lines_say_where(golden: Path) -> None:
     assert "float32 on cuda\n" in "\n".join(_plan(profile(*model), memory))
 
 
-class FakeClient:
-    """Of an engine whose requests never end."""
-
-    def __init__(self, spec: EngineSpec) -> None:
-        self.spec = spec
-        self.state: State = "ready"
-        self.open_requests = 0
-
-    async def submit(self, request: SpeechRequest, **_: object) -> str:
-        self.open_requests += 1
-        return self.spec.device
-
-
 def test_requests_go_to_the_gpu_with_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
-    clients: list[FakeClient] = []
+    workers: dict[str, FakePool] = {}
 
-    async def start(spec: EngineSpec, **_: object) -> FakeClient:
-        clients.append(FakeClient(spec))
-        return clients[-1]
+    async def start(spec: EngineSpec, **_: object) -> FakePool:
+        workers[spec.device] = FakePool(prefill_seconds=1000)  # requests that do not end by themselves
+        return workers[spec.device]
 
     monkeypatch.setattr(EngineClient, "start", start)
 
-    async def given(pool: EnginePool, count: int) -> list[str]:
-        return [str(await pool.submit(SpeechRequest(text="Hello."))) for _ in range(count)]
+    async def given(pool: EnginePool, count: int) -> list[int]:
+        """How many of `count` more requests each of the three gets."""
+        before = [worker.open_requests for worker in workers.values()]
+        for _ in range(count):
+            await pool.submit(SpeechRequest(text="Hello."))
+        return [worker.open_requests - old for worker, old in zip(workers.values(), before, strict=True)]
 
     async def speak() -> None:
         pool = await EnginePool.start(profile("device=cuda", "gpus=3").engine_specs)
-        assert [client.spec.device for client in clients] == ["cuda:0", "cuda:1", "cuda:2"]
-        assert sorted(await given(pool, 6)) == sorted(["cuda:0", "cuda:1", "cuda:2"] * 2)
-        clients[1].open_requests = 0
-        assert await given(pool, 2) == ["cuda:1"] * 2
-        clients[2].state, clients[2].open_requests = "down", 0
-        assert sorted(await given(pool, 4)) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+        assert list(workers) == ["cuda:0", "cuda:1", "cuda:2"]
+        assert await given(pool, 6) == [2, 2, 2]
+        workers["cuda:1"].cancel_all()
+        await asyncio.sleep(0.01)
+        assert await given(pool, 2) == [0, 2, 0]
+        workers["cuda:2"].cancel_all()
+        await asyncio.sleep(0.01)
+        workers["cuda:2"].state = "down"
+        assert await given(pool, 4) == [2, 2, 0]
 
     asyncio.run(speak())
 

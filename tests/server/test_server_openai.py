@@ -28,7 +28,7 @@ import openai
 import pytest
 
 from hocket.audio.io import FORMATS, encode_audio
-from tests.support.fake_speech import wait_until
+from tests.support.loopback import wait_until
 
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 

@@ -27,7 +27,8 @@ from hocket.server.voice_store import VoiceStore
 from hocket.text.tokenizer import TextTokenizer
 from hocket.worker.stream import SpeechStream
 from tests.support import paths
-from tests.support.fake_speech import RATE, FakeEngine, on_loopback
+from tests.support.fake_engine import RATE, FakePool
+from tests.support.loopback import on_loopback
 
 GOLDEN = paths.GOLDEN / "qwen3_tts"
 #: A recording of 0.6 s at half of full scale, far from what levelling would make of it.
@@ -39,7 +40,7 @@ REF_AUDIO = "data:audio/wav;base64," + base64.b64encode(RECORDING).decode()
 
 
 @dataclass
-class Qwen3Engine(FakeEngine):
+class Qwen3Engine(FakePool):
     """Refuses what the checkpoint `name` would."""
 
     name: str = "base_1b7"
@@ -184,7 +185,7 @@ def test_x_vector_only_mode_is_for_recordings(tmp_path: Path, name: str, fields:
 
 def test_x_vector_only_mode_in_another_family(tmp_path: Path) -> None:
     """It chooses between cloning the recording and continuing it; where it would change nothing it is an error."""
-    engine = FakeEngine()
+    engine = FakePool()
     app = create_app(engine, ServerSettings(), VoiceStore(tmp_path / "voices", ONLY_DEFAULT))
     words = {"ref_audio": REF_AUDIO, "ref_text": "Words."}
     with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as http:
@@ -200,7 +201,7 @@ def test_x_vector_only_mode_in_another_family(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fields", [{"task_type": "CustomVoice"}, {"task_type": "Base", "ref_audio": REF_AUDIO}])
 def test_another_family_gets_no_task_type(tmp_path: Path, fields: dict[str, str]) -> None:
     """There it is checked for sense alone."""
-    engine = FakeEngine()
+    engine = FakePool()
     app = create_app(engine, ServerSettings(), VoiceStore(tmp_path / "voices", ONLY_DEFAULT))
     with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as http:
         assert speak(http, **fields).status_code == 200

@@ -55,6 +55,8 @@ def with_packages(module: str) -> Iterator[str]:
     The root is left out: it hands out its public names on first use and loads nothing by itself.
     """
     parts = module.split(".")
+    if parts == ["hocket"]:
+        return
     for end in range(min(2, len(parts)), len(parts) + 1):
         yield ".".join(parts[:end])
 

@@ -10,16 +10,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zmq
 
-from hocket.core import AudioChunk, EngineInfo, RequestEnd, SpeechRequest, Timings
-from hocket.engine.scheduling.request import SchedulerStats
-from hocket.engine.stats import EngineStats, Meter
+from hocket.core import AudioChunk, EngineInfo, RequestEnd, Samples, SpeechRequest, Timings
 from hocket.errors import CapacityError, EngineStoppedError, HocketError
 from hocket.worker.client import EngineClient
 from hocket.worker.messages import (
@@ -33,66 +31,27 @@ from hocket.worker.messages import (
     submit_message,
 )
 from hocket.worker.worker import Worker, open_socket
-from tests.support.fake_engine import fake_info
+from tests.support.fake_engine import FakeEngine
 
 SECRET = "what the user wrote"
-STEREO = fake_info(sample_rate=300, channels=2)
 
 
-@dataclass
-class FakeEngine:
-    """Each step gives every request a chunk of `samples` samples; a text of digits is the number of chunks."""
+def digits(request: SpeechRequest) -> int:
+    """The text is the number of chunks, or "full"."""
+    if request.text == "full":
+        raise CapacityError("no room")
+    return int(request.text)
 
-    samples: int = 24
-    #: Called before every step.
-    before_step: Callable[[], None] = lambda: None
-    #: How long a request takes to be opened.
-    add_seconds: float = 0.0
-    info: EngineInfo = STEREO
-    open: dict[str, int] = field(default_factory=dict)
-    cancelled: set[str] = field(default_factory=set)
-    steps: int = 0
-    added: int = 0
 
-    @property
-    def idle(self) -> bool:
-        return not self.open
+def countdown(info: EngineInfo, request: SpeechRequest, first: int, count: int) -> Samples:
+    """Every sample says how many chunks are still to come."""
+    return np.full((info.channels, 24), int(request.text) - first - 1, info.samples)
 
-    def add(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
-    ) -> str:
-        assert request_id is not None
-        time.sleep(self.add_seconds)
-        self.added += 1
-        if request.text == "full":
-            raise CapacityError("no room")
-        self.open[request_id] = int(request.text)
-        return request_id
 
-    def cancel(self, request_id: str) -> None:
-        if request_id in self.open:
-            self.cancelled.add(request_id)
-
-    def step(self) -> list[AudioChunk]:
-        self.before_step()
-        self.steps += 1
-        chunks = [self._next(request_id) for request_id in self.open]
-        for chunk in chunks:
-            if chunk.end is not None:
-                del self.open[chunk.request_id]
-        return chunks
-
-    def _next(self, request_id: str) -> AudioChunk:
-        self.open[request_id] -= 1
-        end = None
-        if request_id in self.cancelled or self.open[request_id] < 0:
-            end = RequestEnd("cancelled" if request_id in self.cancelled else "stop", 1, Timings())
-        samples = np.full((2, 0 if end else self.samples), self.open[request_id], self.info.samples)
-        return AudioChunk(request_id, samples, self.info.sample_rate, np.zeros((0, 12), np.int64), end)
-
-    def stats(self) -> EngineStats:
-        scheduler = SchedulerStats(0, 0, len(self.open), 0, *[0] * 8)
-        return EngineStats.of(Meter(steps=self.steps), scheduler, preparing=0, reference_hits=0, reference_misses=0)
+def new_engine(**settings: Any) -> FakeEngine:
+    """Stereo, in chunks of 24 samples, for any number of requests."""
+    shape: dict[str, Any] = {"rows": 1000, "channels": 2, "sample_rate": 300, "frame_samples": 24, "length": digits}
+    return FakeEngine(**shape | settings)
 
 
 class Served:
@@ -155,13 +114,13 @@ def test_an_idle_worker_answers_at_once_and_does_not_spin() -> None:
         # There and back, through two threads that share one interpreter.
         assert statistics.median(taken) < 0.003
 
-    with serving(FakeEngine()) as served:
+    with serving(new_engine()) as served:
         with_client(served, body)
 
 
 @pytest.mark.parametrize("how", ["raises", "ends its requests"])
 def test_a_broken_engine_ends_all_requests_and_the_process(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    engine = FakeEngine()
+    engine = new_engine()
 
     def breaks() -> None:
         if engine.steps < 3:
@@ -173,7 +132,7 @@ def test_a_broken_engine_ends_all_requests_and_the_process(how: str, caplog: pyt
         last = AudioChunk("", np.zeros((2, 0), np.float32), 300, np.zeros((0, 12), np.int64))
         engine.step = lambda: [  # type: ignore[method-assign]
             AudioChunk(name, last.samples, 300, last.codes, RequestEnd("error", 1, Timings(), failure))
-            for name in engine.open
+            for name in engine.speaking
         ]
 
     engine.before_step = breaks
@@ -208,7 +167,7 @@ def test_a_request_that_trips_over_a_bug_harms_nobody(caplog: pytest.LogCaptureF
             await anext(full)
         assert len([chunk async for chunk in good]) == 201
 
-    with caplog.at_level(logging.INFO), serving(FakeEngine()) as served:
+    with caplog.at_level(logging.INFO), serving(new_engine()) as served:
         with_client(served, body)
     assert served.code == 0
     assert len(caplog.records) == 1
@@ -216,7 +175,7 @@ def test_a_request_that_trips_over_a_bug_harms_nobody(caplog: pytest.LogCaptureF
 
 
 def test_drain_finishes_what_is_open_and_takes_nothing_new() -> None:
-    engine = FakeEngine(before_step=lambda: time.sleep(0.002))
+    engine = new_engine(before_step=lambda: time.sleep(0.002))
 
     async def body(client: EngineClient) -> None:
         stream = await client.submit(SpeechRequest(text="300"))
@@ -236,7 +195,7 @@ def test_drain_finishes_what_is_open_and_takes_nothing_new() -> None:
 
 
 def test_a_request_that_crosses_the_drain_is_rejected() -> None:
-    engine = FakeEngine(before_step=lambda: time.sleep(0.2))
+    engine = new_engine(before_step=lambda: time.sleep(0.2))
 
     async def body(client: EngineClient) -> None:
         stream = await client.submit(SpeechRequest(text="3"))
@@ -252,7 +211,7 @@ def test_a_request_that_crosses_the_drain_is_rejected() -> None:
 
 
 def test_drain_has_a_limit() -> None:
-    engine = FakeEngine(before_step=lambda: time.sleep(0.002))
+    engine = new_engine(before_step=lambda: time.sleep(0.002))
 
     async def body(client: EngineClient) -> None:
         stream = await client.submit(SpeechRequest(text="1000000"))
@@ -283,7 +242,7 @@ def test_a_hanging_worker_is_given_up() -> None:
         await client.wait_ready(5)
         assert len([chunk async for chunk in await client.submit(SpeechRequest(text="1"))]) == 2
 
-    with serving(FakeEngine(before_step=lambda: _ignore(hanging.wait(10)))) as served:
+    with serving(new_engine(before_step=lambda: _ignore(hanging.wait(10)))) as served:
         with_client(served, body, hang_seconds=1.0)
 
 
@@ -292,7 +251,7 @@ def _ignore(_: object) -> None:
 
 
 def test_a_front_end_that_does_not_read_loses_its_requests_and_hears_why() -> None:
-    engine = FakeEngine(samples=2400)
+    engine = new_engine(frame_samples=2400)
 
     async def body(client: EngineClient) -> None:
         deaf = served.context.socket(zmq.DEALER)
@@ -336,13 +295,13 @@ def test_a_front_end_that_goes_away_is_forgotten() -> None:
         assert stats.front_ends == 1
         assert stats.engine.scheduler.running == 0
 
-    with serving(FakeEngine(samples=1, before_step=lambda: time.sleep(0.001))) as served:
+    with serving(new_engine(frame_samples=1, before_step=lambda: time.sleep(0.001))) as served:
         with_client(served, body)
 
 
 @pytest.mark.parametrize("greeting", [encode(Hello(VERSION + 1)), b"\xc1", b""])
 def test_a_front_end_of_another_version_is_refused(greeting: bytes) -> None:
-    with serving(FakeEngine()) as served:
+    with serving(new_engine()) as served:
         stranger = served.context.socket(zmq.DEALER)
         stranger.connect(served.endpoint)
         stranger.send(greeting)
@@ -354,7 +313,7 @@ def test_a_front_end_of_another_version_is_refused(greeting: bytes) -> None:
 
 
 def test_an_idle_worker_gives_signs_of_life() -> None:
-    with serving(FakeEngine()) as served:
+    with serving(new_engine()) as served:
         socket = served.context.socket(zmq.DEALER)
         socket.connect(served.endpoint)
         socket.send(encode(Hello(VERSION)))
@@ -373,13 +332,13 @@ def test_16_bit_samples_arrive_as_such() -> None:
         assert speech.samples.dtype == np.int16
         assert speech.samples[0, ::24].tolist() == [2, 1, 0]
 
-    with serving(FakeEngine(info=replace(STEREO, samples="int16"))) as served:
+    with serving(new_engine(samples="int16", sound=countdown)) as served:
         with_client(served, body)
 
 
 def test_requests_that_were_cancelled_before_they_were_opened_cost_nothing() -> None:
     """Where steps are slow, arrivals pile up: those that have left by then must not be worked off one by one."""
-    engine = FakeEngine(before_step=lambda: time.sleep(0.2), add_seconds=0.02)
+    engine = new_engine(before_step=lambda: time.sleep(0.2), add_seconds=0.02)
 
     async def body(client: EngineClient) -> None:
         running = await client.submit(SpeechRequest(text="12"))
@@ -393,7 +352,7 @@ def test_requests_that_were_cancelled_before_they_were_opened_cost_nothing() -> 
             assert chunks[-1].end is not None
             assert chunks[-1].end.finish_reason == "cancelled"
         assert engine.steps - before <= 3
-        assert engine.added < 10
+        assert len(engine.requests) < 10
         assert len([chunk async for chunk in running]) == 12
         assert (await client.stats()).open_requests == 0
 
@@ -402,7 +361,7 @@ def test_requests_that_were_cancelled_before_they_were_opened_cost_nothing() -> 
 
 
 def test_a_burst_is_opened_in_few_steps_however_slow_they_are() -> None:
-    engine = FakeEngine(before_step=lambda: time.sleep(0.3), add_seconds=0.002)
+    engine = new_engine(before_step=lambda: time.sleep(0.3), add_seconds=0.002)
 
     async def body(client: EngineClient) -> None:
         running = await client.submit(SpeechRequest(text="20"))
@@ -412,7 +371,7 @@ def test_a_burst_is_opened_in_few_steps_however_slow_they_are() -> None:
         assert stats.open_requests == 41
         # A tenth of 0.3 s opens some 14 of them at a time, where 5 ms would open 2.
         steps = 0
-        while len(engine.open) < 41:
+        while engine.open_requests < 41:
             await anext(running)
             steps += 1
         assert steps <= 10
@@ -424,9 +383,9 @@ def test_a_burst_is_opened_in_few_steps_however_slow_they_are() -> None:
 
 
 def test_more_than_may_wait_are_refused_at_once() -> None:
-    engine = FakeEngine(
+    engine = new_engine(
         before_step=lambda: time.sleep(0.2),
-        info=replace(STEREO, max_waiting=5),
+        max_waiting=5,
         add_seconds=0.01,
     )
 

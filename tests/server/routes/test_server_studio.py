@@ -11,7 +11,8 @@ import pytest
 
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from tests.support.fake_speech import FakeEngine, new_store, on_loopback
+from tests.support.fake_engine import FakePool
+from tests.support.loopback import new_store, on_loopback
 
 #: Fragments of addresses that would make the page depend on, or talk to, another host.
 OUTSIDE = re.compile(r"https?:(?!//www\.w3\.org/2000/svg)|[\"'(]//")
@@ -19,7 +20,7 @@ OUTSIDE = re.compile(r"https?:(?!//www\.w3\.org/2000/svg)|[\"'(]//")
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    app = create_app(FakeEngine(), ServerSettings(api_keys=("secret",)), new_store(tmp_path_factory.mktemp("voices")))
+    app = create_app(FakePool(), ServerSettings(api_keys=("secret",)), new_store(tmp_path_factory.mktemp("voices")))
     with on_loopback(app) as address, httpx.Client(base_url=address) as client:
         yield client
 

@@ -17,7 +17,8 @@ import pytest
 from hocket.audio.io import FORMATS, encode_audio
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
-from tests.support.fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
+from tests.support.fake_engine import FRAME_SAMPLES, RATE, FakePool
+from tests.support.loopback import new_store, on_loopback, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -47,12 +48,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine(frame_seconds=0.02, prefill_seconds=0.05)
+def engine() -> FakePool:
+    return FakePool(frame_seconds=0.02, prefill_seconds=0.05)
 
 
 @pytest.fixture
-def address(engine: FakeEngine, tmp_path: Path) -> Iterator[str]:
+def address(engine: FakePool, tmp_path: Path) -> Iterator[str]:
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
         yield address
 
@@ -148,7 +149,7 @@ def test_the_waveform_grows_and_is_heard(page: Page) -> None:
     assert page.evaluate(colours)["waits"] == 0
 
 
-def test_a_slow_engine_shows_underruns(page: Page, engine: FakeEngine) -> None:
+def test_a_slow_engine_shows_underruns(page: Page, engine: FakePool) -> None:
     engine.frame_seconds = 0.15
     speak(page, "Slow as that")
     expect(page.locator("#state")).to_have_text("finished")
@@ -156,19 +157,19 @@ def test_a_slow_engine_shows_underruns(page: Page, engine: FakeEngine) -> None:
     assert number(page.locator("#rtf")) > 1
 
 
-def test_stop_is_at_once_and_reaches_the_engine(page: Page, engine: FakeEngine) -> None:
+def test_stop_is_at_once_and_reaches_the_engine(page: Page, engine: FakePool) -> None:
     speak(page, TEXT * 5)
     expect(page.locator("#state")).to_have_text("speaking")
     page.click("#stop")
     expect(page.locator("#state")).to_have_text("stopped", timeout=200)
-    wait_until(lambda: engine.open == 0, seconds=1)
+    wait_until(lambda: engine.open_requests == 0, seconds=1)
     assert engine.cancelled == 1
     assert page.get_attribute("#meter", "aria-valuenow") == "0"
     expect(page.locator("#stop")).to_be_disabled()
     expect(page.locator("#takes li")).to_have_count(1)  # what was heard is kept
 
 
-def test_keyboard_alone(page: Page, engine: FakeEngine) -> None:
+def test_keyboard_alone(page: Page, engine: FakePool) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
@@ -188,10 +189,10 @@ def test_keyboard_alone(page: Page, engine: FakeEngine) -> None:
     page.keyboard.press("Tab")
     with page.expect_download():
         page.keyboard.press("Enter")
-    wait_until(lambda: engine.open == 0)
+    wait_until(lambda: engine.open_requests == 0)
 
 
-def test_fields_reach_the_engine(page: Page, engine: FakeEngine) -> None:
+def test_fields_reach_the_engine(page: Page, engine: FakePool) -> None:
     page.click(".compose summary")
     values = {"language": "German", "instructions": "calm", "temperature": "0.5", "top_k": "7", "max_new_tokens": "9"}
     for name, value in values.items():
@@ -209,7 +210,7 @@ def test_fields_reach_the_engine(page: Page, engine: FakeEngine) -> None:
     assert len(engine.requests) == 1  # the browser says what is wrong with it
 
 
-def test_upload_a_voice_and_speak_with_it(page: Page, engine: FakeEngine, tmp_path: Path) -> None:
+def test_upload_a_voice_and_speak_with_it(page: Page, engine: FakePool, tmp_path: Path) -> None:
     page.click("#new-voice summary")
     page.set_input_files("#file", recording(tmp_path / "anna.wav"))
     expect(page.locator("#sample")).to_be_visible()
@@ -242,7 +243,7 @@ def test_record_a_voice(page: Page) -> None:
     expect(page.locator("#voice")).to_have_value("beep")
 
 
-def test_errors_are_shown_where_they_belong(page: Page, engine: FakeEngine) -> None:
+def test_errors_are_shown_where_they_belong(page: Page, engine: FakePool) -> None:
     speak(page, "   ")
     expect(page.locator("#alert")).to_contain_text("input is empty")
     expect(page.locator("#text")).to_be_focused()
@@ -259,7 +260,7 @@ def test_errors_are_shown_where_they_belong(page: Page, engine: FakeEngine) -> N
     expect(page.locator("#state")).to_have_text("finished")
 
 
-def test_a_server_that_is_gone(page: Page, engine: FakeEngine) -> None:
+def test_a_server_that_is_gone(page: Page, engine: FakePool) -> None:
     expect(page.locator("#server")).to_contain_text("speaking")
     engine.state = "down"
     expect(page.locator("#server")).to_contain_text("server not ready")
@@ -281,7 +282,7 @@ def test_downloads(page: Page, response_format: str) -> None:
         assert samples / stream.rate == pytest.approx(SECONDS, abs=0.1)
 
 
-def test_takes_are_kept_and_played_again(page: Page, engine: FakeEngine) -> None:
+def test_takes_are_kept_and_played_again(page: Page, engine: FakePool) -> None:
     for text in ("The first.", "And the second one."):
         speak(page, text)
         expect(page.locator("#state")).to_have_text("finished")
@@ -296,7 +297,7 @@ def test_takes_are_kept_and_played_again(page: Page, engine: FakeEngine) -> None
     assert len(engine.requests) == 2
 
 
-def test_the_key_stays_in_this_tab(browser: Browser, engine: FakeEngine, tmp_path: Path) -> None:
+def test_the_key_stays_in_this_tab(browser: Browser, engine: FakePool, tmp_path: Path) -> None:
     app = create_app(engine, ServerSettings(api_keys=("secret",)), new_store(tmp_path))
     with on_loopback(app) as address:
         context = browser.new_context()

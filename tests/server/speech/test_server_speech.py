@@ -24,7 +24,8 @@ from hocket.core import SampleFormat
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 from hocket.server.speech.synthesis import segment_seed
-from tests.support.fake_speech import FRAME_SAMPLES, PROMPT_ROWS, RATE, FakeEngine, new_store, on_loopback, wait_until
+from tests.support.fake_engine import FRAME_SAMPLES, PROMPT_ROWS, RATE, FakePool
+from tests.support.loopback import new_store, on_loopback, wait_until
 
 SPEECH = "/v1/audio/speech"
 HELLO = {"input": "Hello, world.", "response_format": "pcm", "seed": 7}
@@ -42,19 +43,19 @@ CODING_FRAMES = {"wav": 1, "pcm": 1, "mp3": 576, "opus": 960, "flac": 1, "aac": 
 
 
 @contextmanager
-def serving(engine: FakeEngine, tmp: Path, **settings: Any) -> Iterator[httpx.Client]:
+def serving(engine: FakePool, tmp: Path, **settings: Any) -> Iterator[httpx.Client]:
     app = create_app(engine, ServerSettings(**settings), new_store(tmp))
     with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def engine() -> FakeEngine:
-    return FakeEngine()
+def engine() -> FakePool:
+    return FakePool()
 
 
 @pytest.fixture(scope="module")
-def http(engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def http(engine: FakePool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     with serving(engine, tmp_path_factory.mktemp("speech")) as client:
         yield client
 
@@ -129,7 +130,7 @@ def test_every_format_in_every_form(http: httpx.Client, response_format: str, sp
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_streamed_and_whole_payloads_are_the_same_bytes(tmp_path: Path, channels: int) -> None:
-    engine = FakeEngine(channels=channels)
+    engine = FakePool(channels=channels)
     with serving(engine, tmp_path) as http:
         pcm, wav = speak(http), speak(http, response_format="wav")
         assert pcm.content == speak(http, stream=False).content
@@ -140,7 +141,7 @@ def test_streamed_and_whole_payloads_are_the_same_bytes(tmp_path: Path, channels
 
 
 def test_a_stream_begins_with_the_first_audio(tmp_path: Path) -> None:
-    engine = FakeEngine(prefill_seconds=0.1, frame_seconds=0.05)
+    engine = FakePool(prefill_seconds=0.1, frame_seconds=0.05)
     with serving(engine, tmp_path) as http, http.stream("POST", SPEECH, json=HELLO) as answer:
         pieces = list(answer.iter_raw())
         assert answer.headers["transfer-encoding"] == "chunked"
@@ -162,7 +163,7 @@ def test_the_default_format_is_openai_s(http: httpx.Client) -> None:
 # ---- what the engine is asked
 
 
-def test_every_field_reaches_the_engine(http: httpx.Client, engine: FakeEngine) -> None:
+def test_every_field_reaches_the_engine(http: httpx.Client, engine: FakePool) -> None:
     speak(
         http,
         model="tts-1",
@@ -193,7 +194,7 @@ def test_every_field_reaches_the_engine(http: httpx.Client, engine: FakeEngine) 
     assert request.sampling.model_dump(exclude_none=True) == wanted
 
 
-def test_a_seed_is_drawn_reported_and_repeats(http: httpx.Client, engine: FakeEngine) -> None:
+def test_a_seed_is_drawn_reported_and_repeats(http: httpx.Client, engine: FakePool) -> None:
     first = speak(http, seed=None)
     assert engine.requests[-1].seed == int(first.headers["x-seed"]) < 2**53
     assert speak(http, seed=int(first.headers["x-seed"])).content == first.content
@@ -202,7 +203,7 @@ def test_a_seed_is_drawn_reported_and_repeats(http: httpx.Client, engine: FakeEn
 
 
 @pytest.mark.parametrize("language", ["Auto", "auto", " AUTO "])
-def test_auto_is_no_language(http: httpx.Client, engine: FakeEngine, language: str) -> None:
+def test_auto_is_no_language(http: httpx.Client, engine: FakePool, language: str) -> None:
     before = len(engine.requests)
     speak(http, language=language)
     assert [request.language for request in engine.requests[before:]] == [None]
@@ -212,7 +213,7 @@ def test_auto_is_no_language(http: httpx.Client, engine: FakeEngine, language: s
 
 
 def test_a_long_text_is_spoken_in_pieces_and_joined(tmp_path: Path) -> None:
-    engine = FakeEngine()
+    engine = FakePool()
     text = " ".join(f"This is sentence number {i}, and it is one of many." for i in range(20))
     with serving(engine, tmp_path, segment_characters=120, segment_pause_ms=100.0) as http:
         answer = speak(http, input=text, stream=False)
@@ -241,7 +242,7 @@ def test_an_engine_that_makes_16_bits_gives_the_same_audio(
     bodies: list[bytes] = []
     formats: tuple[SampleFormat, ...] = ("float32", "int16")
     for samples in formats:
-        engine = FakeEngine(samples=samples, channels=2)
+        engine = FakePool(samples=samples, channels=2)
         with serving(engine, tmp_path / samples, segment_characters=30, segment_pause_ms=100.0) as http:
             answers = [
                 speak(http, input=text, response_format=response_format, speed=speed, **form) for speed in (1.0, 1.5)
@@ -262,7 +263,7 @@ def test_an_engine_that_makes_16_bits_gives_the_same_audio(
 
 
 def test_limits_are_shared_by_the_pieces(tmp_path: Path) -> None:
-    engine = FakeEngine()
+    engine = FakePool()
     text = "One two three four. Five six seven eight. Nine ten eleven twelve."
     with serving(engine, tmp_path, segment_characters=22) as http:
         answer = speak(http, input=text, max_new_tokens=30, tokens=60, stream=False)
@@ -278,7 +279,7 @@ def data_uri(data: bytes) -> str:
     return "data:audio/wav;base64," + base64.b64encode(data).decode()
 
 
-def test_an_inline_reference_goes_before_a_voice_s_name(http: httpx.Client, engine: FakeEngine) -> None:
+def test_an_inline_reference_goes_before_a_voice_s_name(http: httpx.Client, engine: FakePool) -> None:
     speak(http, ref_audio=data_uri(recording()), ref_text="The words.", voice="vivian", task_type="Base")
     request = engine.requests[-1]
     assert request.references == (recording(),)
@@ -292,7 +293,7 @@ def upload(http: httpx.Client, name: str, data: bytes, **fields: str) -> httpx.R
 
 
 def test_a_voice_from_upload_to_deletion(tmp_path: Path) -> None:
-    engine = FakeEngine()
+    engine = FakePool()
     with serving(engine, tmp_path) as http:
         answer = upload(http, "Anna", recording(), ref_text="The words.", consent="yes", speaker_description="warm")
         assert answer.status_code == 200, answer.text
@@ -345,7 +346,7 @@ def test_bad_uploads(http: httpx.Client, fields: dict[str, str], files: Any, par
 
 
 def test_a_batch_of_good_and_bad_items(tmp_path: Path) -> None:
-    engine = FakeEngine(rows=3)
+    engine = FakePool(rows=3)
     items: list[dict[str, Any]] = [{"input": f"Item {i}.", "seed": i} for i in range(6)]
     items += [{"input": ""}, {"input": "Hi.", "voice": "nobody"}, {"input": "Hi.", "stream": True}, {"volume": 1}]
     items += [{"input": "Hi.", "ref_text": "x"}, {"input": "Hi.", "response_format": "flac"}]
@@ -379,7 +380,7 @@ def test_a_batch_of_good_and_bad_items(tmp_path: Path) -> None:
 
 def test_what_a_batch_says_for_its_items(tmp_path: Path) -> None:
     """A voice's fields alone, whether unknown ones are errors or not; what an item brings counts for its task."""
-    engine = FakeEngine()
+    engine = FakePool()
     item = {"input": "Hi.", "seed": 1}
     for strict in (True, False):
         with serving(engine, tmp_path, strict_fields=strict) as http:
@@ -437,7 +438,7 @@ def test_models_version_and_documentation(http: httpx.Client) -> None:
 
 
 def test_metrics_count_what_happened(tmp_path: Path) -> None:
-    with serving(FakeEngine(late_seconds=0.5), tmp_path) as http:
+    with serving(FakePool(late_seconds=0.5), tmp_path) as http:
         speak(http)
         speak(http, stream=False)
         assert http.post(SPEECH, json={}).status_code == 400

@@ -24,7 +24,8 @@ from hocket.errors import InvalidRequestError
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 from hocket.server.speech.synthesis import segment_seed
-from tests.support.fake_speech import FRAME_SAMPLES, RATE, FakeEngine, new_store, on_loopback, wait_until
+from tests.support.fake_engine import FRAME_SAMPLES, RATE, FakePool
+from tests.support.loopback import new_store, on_loopback, wait_until
 from tests.support.paths import REPOSITORY
 
 Event = dict[str, Any]
@@ -33,19 +34,19 @@ PAUSE_BYTES = 2 * round(RATE * 0.15)
 
 
 @contextmanager
-def serving(tmp_path: Path, engine: FakeEngine, **settings: Any) -> Iterator[str]:
+def serving(tmp_path: Path, engine: FakePool, **settings: Any) -> Iterator[str]:
     app = create_app(engine, ServerSettings(**settings), new_store(tmp_path))
     with on_loopback(app) as address:
         yield address.replace("http", "ws") + "/v1/audio/speech/stream"
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
+def engine() -> FakePool:
+    return FakePool()
 
 
 @pytest.fixture
-def url(tmp_path: Path, engine: FakeEngine) -> Iterator[str]:
+def url(tmp_path: Path, engine: FakePool) -> Iterator[str]:
     with serving(tmp_path, engine) as address:
         yield address
 
@@ -96,7 +97,7 @@ def bytes_until_closed(socket: ClientConnection) -> int:
 # ---- text in, audio out
 
 
-def test_one_text(url: str, engine: FakeEngine) -> None:
+def test_one_text(url: str, engine: FakePool) -> None:
     with connect(url) as socket:
         say(socket, "start", seed=7, text="Hello there.", instructions="calm", language="English", temperature=0.5)
         started = hear(socket)
@@ -130,7 +131,7 @@ def test_one_text(url: str, engine: FakeEngine) -> None:
     assert (request.language, request.instruction, request.sampling.temperature) == ("English", "calm", 0.5)
 
 
-def test_text_in_pieces_is_cut_at_sentences(url: str, engine: FakeEngine) -> None:
+def test_text_in_pieces_is_cut_at_sentences(url: str, engine: FakePool) -> None:
     with session(url, seed=3) as socket:
         for piece in ("One se", "ntence. Ano", "ther on", "e! And a re", "st"):
             say(socket, "text", text=piece)
@@ -178,7 +179,7 @@ def test_utterances_are_alike_and_numbered(url: str) -> None:
     assert [event["utterance"] for event in first + second] == [0, 0, 0, 1, 1, 1]
 
 
-def test_empty_flush_ends_quietly(url: str, engine: FakeEngine) -> None:
+def test_empty_flush_ends_quietly(url: str, engine: FakePool) -> None:
     with session(url) as socket:
         say(socket, "flush")
         assert hear(socket)["seconds"] == 0
@@ -214,7 +215,7 @@ def test_base64_and_speed(url: str) -> None:
     assert len(audio) / 2 / RATE == pytest.approx(22 * 0.08 / 2, abs=0.02)
 
 
-def test_start_again_changes_the_voice(url: str, engine: FakeEngine) -> None:
+def test_start_again_changes_the_voice(url: str, engine: FakePool) -> None:
     with session(url, language="English") as socket:
         say(socket, "text", text="One.")
         say(socket, "start", language="German")
@@ -231,7 +232,7 @@ def test_start_again_changes_the_voice(url: str, engine: FakeEngine) -> None:
 # ---- cancel, close, disconnect
 
 
-def test_cancel_is_heard_while_speaking(url: str, engine: FakeEngine) -> None:
+def test_cancel_is_heard_while_speaking(url: str, engine: FakePool) -> None:
     engine.frame_seconds = 0.1
     with session(url, seed=9) as socket:
         say(socket, "text", text="A sentence that takes eight whole seconds to speak, or even a bit more. Queued. ")
@@ -243,7 +244,7 @@ def test_cancel_is_heard_while_speaking(url: str, engine: FakeEngine) -> None:
         assert time.monotonic() - began < 3
         assert events[-1]["finish_reason"] == "cancelled"
         assert 0 < events[-1]["seconds"] < 3
-        assert (engine.cancelled, engine.open) == (1, 0)
+        assert (engine.cancelled, engine.open_requests) == (1, 0)
         say(socket, "text", text="Anew.")
         say(socket, "flush")
         events, audio = hear_until(socket, "done")
@@ -266,7 +267,7 @@ def test_an_engine_that_makes_16_bits_sounds_the_same(tmp_path: Path, response_f
     formats: tuple[SampleFormat, ...] = ("float32", "int16")
     for samples in formats:
         with (
-            serving(tmp_path / samples, FakeEngine(samples=samples)) as address,
+            serving(tmp_path / samples, FakePool(samples=samples)) as address,
             session(address, seed=3, response_format=response_format) as socket,
         ):
             say(socket, "text", text="One. Two")
@@ -276,7 +277,7 @@ def test_an_engine_that_makes_16_bits_sounds_the_same(tmp_path: Path, response_f
     assert len(heard[0]) == 7 * FRAME_BYTES + PAUSE_BYTES + (44 if response_format == "wav" else 0)
 
 
-def test_close_speaks_what_is_left(url: str, engine: FakeEngine) -> None:
+def test_close_speaks_what_is_left(url: str, engine: FakePool) -> None:
     engine.frame_seconds = 0.01
     with session(url) as socket:
         say(socket, "text", text="One. Two")
@@ -292,7 +293,7 @@ def test_close_speaks_what_is_left(url: str, engine: FakeEngine) -> None:
     assert "".join(request.text for request in engine.requests) == "One.Two"
 
 
-def test_cancel_after_close_closes_now(url: str, engine: FakeEngine) -> None:
+def test_cancel_after_close_closes_now(url: str, engine: FakePool) -> None:
     engine.frame_seconds = 0.05
     with session(url) as socket:
         say(socket, "text", text="This would take a few seconds if it were spoken to its end.")
@@ -305,17 +306,17 @@ def test_cancel_after_close_closes_now(url: str, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("politely", [True, False])
-def test_disconnect_cancels_at_once(url: str, engine: FakeEngine, politely: bool) -> None:
+def test_disconnect_cancels_at_once(url: str, engine: FakePool, politely: bool) -> None:
     engine.frame_seconds = 0.05
     with session(url) as socket:
         say(socket, "text", text="This would take many seconds if anybody listened to it until its end. More. ")
         socket.recv(timeout=10)
-        assert engine.open == 1
+        assert engine.open_requests == 1
         if politely:
             socket.close()
         else:
             socket.socket.shutdown(sockets.SHUT_RDWR)
-        wait_until(lambda: engine.open == 0, seconds=3)  # to its end it would take four
+        wait_until(lambda: engine.open_requests == 0, seconds=3)  # to its end it would take four
     assert engine.cancelled == 1
     assert len(engine.requests) == 1
 
@@ -396,7 +397,7 @@ def test_a_bad_message_changes_nothing(url: str, message: Event, param: str) -> 
     assert events[0]["text"] == "Well, then."
 
 
-def test_a_seed_without_speech_is_not_to_be_tried_again(url: str, engine: FakeEngine) -> None:
+def test_a_seed_without_speech_is_not_to_be_tried_again(url: str, engine: FakePool) -> None:
     """All utterances of a session have its seed, drawn or given, so a repetition would come to the same."""
     engine.silent = True
     for start in ({}, {"seed": 3}, {"temperature": 0.0}):
@@ -429,7 +430,7 @@ def test_sessions_draw_seeds_of_their_own(url: str) -> None:
     assert all(0 <= seed < 2**53 for seed in seeds)
 
 
-def test_an_engine_error_ends_the_utterance_only(url: str, engine: FakeEngine) -> None:
+def test_an_engine_error_ends_the_utterance_only(url: str, engine: FakePool) -> None:
     engine.error = InvalidRequestError("the language is unknown; leave it out", param="language")
     with session(url) as socket:
         say(socket, "text", text="One. Two. Three. ")
@@ -446,7 +447,7 @@ def test_an_engine_error_ends_the_utterance_only(url: str, engine: FakeEngine) -
     assert events[-1]["finish_reason"] == "stop"
 
 
-def test_no_engine(url: str, engine: FakeEngine) -> None:
+def test_no_engine(url: str, engine: FakePool) -> None:
     engine.state = "down"
     with connect(url) as socket:
         say(socket, "start")
@@ -459,7 +460,7 @@ def test_no_engine(url: str, engine: FakeEngine) -> None:
 # ---- limits
 
 
-def test_too_much_text_is_refused_and_the_rest_spoken(tmp_path: Path, engine: FakeEngine) -> None:
+def test_too_much_text_is_refused_and_the_rest_spoken(tmp_path: Path, engine: FakePool) -> None:
     engine.frame_seconds = 0.02
     with serving(tmp_path, engine, max_characters=60, segment_characters=40) as url, session(url) as socket:
         say(socket, "text", text="Thirty characters are in here. " * 1)
@@ -476,7 +477,7 @@ def test_too_much_text_is_refused_and_the_rest_spoken(tmp_path: Path, engine: Fa
         assert events[0]["text"] == "Now there is room."
 
 
-def test_floods_of_flushes_are_refused(tmp_path: Path, engine: FakeEngine) -> None:
+def test_floods_of_flushes_are_refused(tmp_path: Path, engine: FakePool) -> None:
     engine.prefill_seconds = 5.0
     with serving(tmp_path, engine) as url, session(url, text="Long. More") as socket:
         wait_until(lambda: engine.requests)
@@ -489,7 +490,7 @@ def test_floods_of_flushes_are_refused(tmp_path: Path, engine: FakeEngine) -> No
 
 
 def test_no_place_is_an_error_and_the_socket_stays(tmp_path: Path) -> None:
-    engine = FakeEngine(rows=1, frame_seconds=0.05)
+    engine = FakePool(rows=1, frame_seconds=0.05)
     with serving(tmp_path, engine, max_queue=0) as url, session(url) as first, session(url) as second:
         say(first, "text", text="This one speaks for quite a while, and does not stop. So")
         hear(first)
@@ -506,7 +507,7 @@ def test_no_place_is_an_error_and_the_socket_stays(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
-    engine = FakeEngine(frame_seconds=1e-4, channels=2, buffer_bytes=2**30)
+    engine = FakePool(frame_seconds=1e-4, channels=2, buffer_bytes=2**30)
     with serving(tmp_path, engine, stall_seconds=0.2, segment_characters=9000) as url:
         with connect(url, max_queue=1) as deaf:
             say(deaf, "start", text="A" * 9000)
@@ -520,11 +521,11 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
             assert deaf.close_code == 1013
         # What loopback's own buffers hold, up to 10 MB, of 69.
         assert taken < 20e6
-        assert engine.open == 0
+        assert engine.open_requests == 0
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_silence_is_ended(tmp_path: Path, engine: FakeEngine, begun: bool) -> None:
+def test_silence_is_ended(tmp_path: Path, engine: FakePool, begun: bool) -> None:
     with serving(tmp_path, engine, socket_idle_seconds=0.2) as url, connect(url) as socket:
         if begun:
             say(socket, "start", text="Said. And waits")
@@ -533,11 +534,11 @@ def test_silence_is_ended(tmp_path: Path, engine: FakeEngine, begun: bool) -> No
         assert events[-1]["fatal"]
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=10)
-    assert engine.open == 0
+    assert engine.open_requests == 0
 
 
 def test_speaking_is_not_silence(tmp_path: Path) -> None:
-    engine = FakeEngine(frame_seconds=0.05)
+    engine = FakePool(frame_seconds=0.05)
     with serving(tmp_path, engine, socket_idle_seconds=0.2) as url, session(url) as socket:
         say(socket, "text", text="This takes a second.")
         say(socket, "flush")
@@ -545,7 +546,7 @@ def test_speaking_is_not_silence(tmp_path: Path) -> None:
     assert [event["type"] for event in events] == ["sentence", "done"]
 
 
-def test_a_message_has_the_size_of_a_body_at_most(tmp_path: Path, engine: FakeEngine) -> None:
+def test_a_message_has_the_size_of_a_body_at_most(tmp_path: Path, engine: FakePool) -> None:
     with serving(tmp_path, engine, max_body_bytes=1000) as url, session(url) as socket:
         say(socket, "text", text="a" * 900)
         say(socket, "text", text="a" * 1000)
@@ -553,7 +554,7 @@ def test_a_message_has_the_size_of_a_body_at_most(tmp_path: Path, engine: FakeEn
         assert socket.close_code == 1009
 
 
-def test_keys(tmp_path: Path, engine: FakeEngine) -> None:
+def test_keys(tmp_path: Path, engine: FakePool) -> None:
     with serving(tmp_path, engine, api_keys=("secret",)) as url:
         with pytest.raises(InvalidStatus), connect(url):
             pass
@@ -577,7 +578,7 @@ def test_the_documented_client_works(url: str, tmp_path: Path, monkeypatch: pyte
 # ---- vLLM-Omni's words
 
 
-def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: FakeEngine) -> None:
+def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: FakePool) -> None:
     with connect(url) as socket:
         say(socket, "session.config", speaker="default", seed=7, response_format="wav")
         say(socket, "input.text", text="Hello there. And")
@@ -607,7 +608,7 @@ def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: F
     assert [request.seed for request in engine.requests] == [segment_seed(7, i) for i in range(2)]
 
 
-def test_a_client_of_vllm_omni_hears_pcm_as_it_is_made(url: str, engine: FakeEngine) -> None:
+def test_a_client_of_vllm_omni_hears_pcm_as_it_is_made(url: str, engine: FakePool) -> None:
     engine.frame_seconds = 0.02
     with connect(url) as socket:
         say(socket, "session.config", stream_audio=True, response_format="pcm")
@@ -633,7 +634,7 @@ def test_a_client_of_vllm_omni_hears_pcm_as_it_is_made(url: str, engine: FakeEng
         assert [event["utterance_index"] for event in more] == [2, 2, 2]
 
 
-def test_an_utterance_as_one_sentence_when_its_text_is_complete(url: str, engine: FakeEngine) -> None:
+def test_an_utterance_as_one_sentence_when_its_text_is_complete(url: str, engine: FakePool) -> None:
     with connect(url) as socket:
         say(socket, "session.config", stream_audio=True, response_format="pcm", split_granularity="none")
         for piece in ("One sentence. Ano", "ther one! "):
@@ -674,7 +675,7 @@ def test_what_vllm_omni_has_and_we_do_not_is_an_error_in_its_words(
         assert hear_until(socket, "session.done")[0][-1]["total_sentences"] == 1
 
 
-def test_a_failed_sentence_ends_in_vllm_omni_s_words_too(url: str, engine: FakeEngine) -> None:
+def test_a_failed_sentence_ends_in_vllm_omni_s_words_too(url: str, engine: FakePool) -> None:
     engine.error_after = 3
     with connect(url) as socket:
         say(socket, "session.config", stream_audio=True, response_format="pcm")
