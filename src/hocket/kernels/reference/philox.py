@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _WORD = 0xFFFFFFFF
@@ -66,6 +68,11 @@ class FrameNoise:
     def uniform(self, slot: int) -> Tensor:
         """float32 [B] in [0, 1): the noise of one draw. Kernels compute it from seed, frame and slot instead."""
         return self._uniforms[:, slot]
+
+    @cached_property
+    def fixed(self) -> NDArray[np.int64]:
+        """[slots, B]: the uniforms in units of 2**-UNIFORM_BITS, for NumPy."""
+        return (self._uniforms.T * 2.0**UNIFORM_BITS).long().numpy()
 
     @cached_property
     def _uniforms(self) -> Tensor:

@@ -31,25 +31,26 @@ Integers = NDArray[np.int64]
 
 def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None) -> Tensor:
     """`reference.sampling.draw`."""
-    return draw_at(logits_BV, args, noise.uniform(slot), seen_BV)
+    return _draw(logits_BV, args.host, noise.fixed[slot], seen_BV)
 
 
 def draw_and_embed(
     logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor, seen_BV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`reference.sampling.draw_and_embed`."""
-    code_B = draw_at(logits_BV, args, noise.uniform(slot), seen_BV)
+    code_B = _draw(logits_BV, args.host, noise.fixed[slot], seen_BV)
     return code_B, F.embedding(code_B, table_VD)
 
 
 def draw_at(logits_BV: Tensor, args: DrawArgs, u_B: Tensor, seen_BV: Tensor | None = None) -> Tensor:
     """`reference.sampling.draw_at`."""
+    return _draw(logits_BV, args.host, (u_B * 2.0**UNIFORM_BITS).long().numpy(), seen_BV)
+
+
+def _draw(logits_BV: Tensor, args: HostArgs, u_fixed_B: Integers, seen_BV: Tensor | None) -> Tensor:
+    """`draw_at` with uniforms in units of 2**-UNIFORM_BITS."""
     logits, seen = logits_BV.detach().float().numpy(), None if seen_BV is None else seen_BV.numpy()
-    return torch.from_numpy(_codes(logits, args.host, u_B.numpy(), seen))
-
-
-def _codes(logits_BV: Floats, args: HostArgs, u_B: Floats, seen_BV: NDArray[np.bool_] | None) -> Integers:
-    score_BC, code_BC, kth_B1 = _best(_scores(logits_BV, args, seen_BV), args)
+    score_BC, code_BC, kth_B1 = _best(_scores(logits, args, seen), args)
     # In float64, where no score over no temperature overflows.
     mass_BC = np.exp((score_BC - score_BC[:, :1]) / args.temperature_B1)
     mass_BC[score_BC < kth_B1] = 0.0
@@ -59,12 +60,10 @@ def _codes(logits_BV: Floats, args: HostArgs, u_B: Floats, seen_BV: NDArray[np.b
     order_BC = code_BC.argsort(1)
     scale_B1 = 2.0**32 / mass_BC.cumsum(1)[:, -1:]
     cumulative_BC = (mass_BC[args.rows_B1, order_BC] * scale_B1).astype(np.int64).cumsum(1)
-    u_fixed_B = (u_B * 2.0**UNIFORM_BITS).astype(np.int64)
     target_B = (u_fixed_B * cumulative_BC[:, -1]) >> UNIFORM_BITS
     place_B = (cumulative_BC <= target_B[:, None]).sum(1)
     rows_B = args.rows_B1[:, 0]
-    chosen: Integers = code_BC[rows_B, order_BC[rows_B, place_B]]
-    return chosen
+    return torch.from_numpy(code_BC[rows_B, order_BC[rows_B, place_B]])
 
 
 def _scores(logits_BV: Floats, args: HostArgs, seen_BV: NDArray[np.bool_] | None) -> Floats:

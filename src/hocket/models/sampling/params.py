@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from hocket.core import Sampling, SamplingFields
 from hocket.errors import InvalidRequestError, Template
 from hocket.kernels.types.draw import DrawParams
 
 #: Begins the names of the fields that say how a predictor draws.
 _PREDICTOR = "predictor_"
+_NAMES = [field.name for field in fields(DrawParams)]
+#: Temperatures up to this one are 0 on the device, as float32.
+_ZERO = 2.0**-150
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,18 @@ class ResolvedSampling:
     @property
     def stop(self) -> DrawParams:
         """For the decision to stop: nothing is cut off."""
-        # As float32, because that is where a temperature is 0 on the device.
-        return DrawParams(temperature=self.stop_temperature if np.float32(self.codes.temperature) > 0 else 0.0)
+        return DrawParams(temperature=self.stop_temperature if self.codes.temperature > _ZERO else 0.0)
 
     def recommended(self, file: SamplingFields) -> ResolvedSampling:
         """These values, with each that a checkpoint's file gives replaced by it."""
-        return self._replaced(file.model_dump(include=set(SamplingFields.model_fields), exclude_none=True))
+        return self._replaced(_given(file))
 
     def overridden_by(self, request: Sampling) -> ResolvedSampling:
         """These values, with each that `request` gives replaced by it. Greedy codes make a predictor greedy as well.
 
         Raises InvalidRequestError when it gives one that this family does not have.
         """
-        given = request.model_dump(exclude_none=True)
+        given = _given(request)
         if self.predictor is None:
             for name in given:
                 if name.startswith(_PREDICTOR):
@@ -58,13 +58,17 @@ class ResolvedSampling:
                     )
         elif request.temperature == 0.0:
             given.setdefault("predictor_temperature", 0.0)
-        return replace(self._replaced(given), stop_temperature=request.stop_temperature)
+        return self._replaced(given, request.stop_temperature)
 
-    def _replaced(self, given: Mapping[str, Any]) -> ResolvedSampling:
+    def _replaced(self, given: Mapping[str, Any], stop_temperature: float = 1.0) -> ResolvedSampling:
         predictor = None if self.predictor is None else _replaced(self.predictor, given, _PREDICTOR)
-        return replace(self, codes=_replaced(self.codes, given), predictor=predictor)
+        return ResolvedSampling(_replaced(self.codes, given), predictor, stop_temperature, self.max_frames)
+
+
+def _given(sampling: SamplingFields) -> dict[str, Any]:
+    return {name: value for name, value in vars(sampling).items() if value is not None}
 
 
 def _replaced(params: DrawParams, given: Mapping[str, Any], prefix: str = "") -> DrawParams:
-    names = {field.name: prefix + field.name for field in fields(DrawParams)}
-    return replace(params, **{name: given[key] for name, key in names.items() if key in given})
+    changes = {name: given[prefix + name] for name in _NAMES if prefix + name in given}
+    return replace(params, **changes) if changes else params
