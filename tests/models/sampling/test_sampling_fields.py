@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.support.sampling import sampling_batch
 
 from hocket.core import Sampling, SamplingFields, SpeechRequest
 from hocket.kernels.types.draw import DrawArgs, DrawParams
-from hocket.models.qwen3_tts.family import QWEN3_TTS_SAMPLING
+from hocket.models.qwen3_tts.family import recommended_sampling
 from hocket.models.sampling.params import ResolvedSampling
 from hocket.server.schemas import SpeechBody
 from hocket.worker.messages import Submit, decode_to_worker, read_request, submit_message
@@ -72,8 +73,8 @@ def test_every_parameter_is_an_option_of_say() -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_parameter_reaches_its_draws(name: str) -> None:
-    usual = QWEN3_TTS_SAMPLING
+def test_a_parameter_reaches_its_draws(name: str, tmp_path: Path) -> None:
+    usual = recommended_sampling(tmp_path)
     batch = sampling_batch([usual, usual.overridden_by(Sampling(**{name: VALUES[name]}))])
     draws = {"codes": batch.codes, "predicted": batch.predicted}
     changed = {
