@@ -38,7 +38,7 @@ from hocket.bench.engine.random_model import random_models
 from hocket.core import PromptRows
 from hocket.engine.runners.codec import CodecRunner
 from hocket.engine.runners.device import Launcher
-from hocket.engine.runners.padding import Piece
+from hocket.engine.runners.padding import PrefillSlice
 from hocket.engine.runners.talker import TalkerRunner
 from hocket.kernels.types.paged import FP8
 from hocket.models.codec import Codec
@@ -173,7 +173,7 @@ class Bench:
             # With fewer rows than prompts, some are written twice: the same work.
             runner._run_pages(
                 [
-                    Piece(i // PROMPT_PAGES % rows, rows_TR, i % PROMPT_PAGES * PAGE_ROWS, True)
+                    PrefillSlice(i // PROMPT_PAGES % rows, rows_TR, i % PROMPT_PAGES * PAGE_ROWS, True)
                     for i, rows_TR in enumerate(random.integers(0, entries, shape))
                 ]
             )
@@ -196,27 +196,27 @@ class Bench:
         )
         if runner is None:
             return
-        lane = runner._rest
-        with lane.launcher.active():
-            for ring in (ring for stage in lane.state.stages if stage is not None for ring in stage.layers):
+        path = runner._steady
+        with path.launcher.active():
+            for ring in (ring for stage in path.state.stages if stage is not None for ring in stage.layers):
                 ring.keys.normal_()
                 ring.values.normal_()
-            lane.state.tails.normal_()
+            path.state.tails.normal_()
 
         def launch(count: int, frames: int) -> object:
             # Replays move on from here, but a stream has no end.
-            lane.state.offsets.fill_(HEARD_FRAMES)
+            path.state.offsets.fill_(HEARD_FRAMES)
             pieces = [codes_FN[:frames]] * count
             if runner.packs:
-                return runner._decode_packed(lane, range(count), pieces)
-            return runner._decode(lane, range(count), pieces, frames)
+                return runner._decode_packed(path, range(count), pieces)
+            return runner._decode(path, range(count), pieces, frames)
 
         print(f"\ndecode: codec, streams x frames\n{HEADER}{'audio-s/s':>11}", flush=True)
         for count in arguments.streams:
             for frames in arguments.frames:
                 self.show(
                     f"decode/{count}x{frames}",
-                    lane.launcher,
+                    path.launcher,
                     partial(launch, count, frames),
                     partial(decode_work, self.codec, count, frames),
                     audio_seconds=count * frames * config.frame_samples / config.sample_rate,

@@ -38,9 +38,9 @@ from hocket.config import EngineConfig
 from hocket.core import PromptRows
 from hocket.engine.build import EngineParts
 from hocket.engine.engine import Engine
-from hocket.engine.runners.codec import DecodedChunk, Place, SamplesInFlight
+from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight, StateSlot
 from hocket.engine.runners.device import HostCopy
-from hocket.engine.runners.padding import cut, frame_batch, packed_batch, piece_batch
+from hocket.engine.runners.padding import frame_batch, packed_batch, prefill_batch, split_prefill
 from hocket.engine.runners.talker import FramesInFlight, PageTable
 from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.models.family import TalkerPlan
@@ -103,9 +103,9 @@ class WaitingTalker:
 
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None:
         pieces = [
-            piece
+            slice_
             for item in items
-            for piece in cut(
+            for slice_ in split_prefill(
                 item.request.row,
                 item.request.prompt[item.start : item.start + item.count],
                 item.start,
@@ -113,10 +113,10 @@ class WaitingTalker:
             )
         ]
         if pieces:
-            piece_batch(pieces, len(pieces), self._page_rows, self._scratch_row)
+            prefill_batch(pieces, len(pieces), self._page_rows, self._scratch_row)
 
     def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()) -> FramesInFlight:
-        frame_batch(batch.places, len(batch.requests), self._scratch_row)
+        frame_batch(batch.frame_index_3B, len(batch.requests), self._scratch_row)
         self.prefill(items, page_table)
         drawn = on_its_way(self._lane.run(self._draw_seconds))
         self._lane.run(self._backbone_seconds)
@@ -131,11 +131,11 @@ class WaitingCodec:
     """Hands out the same loud samples for every chunk."""
 
     pack_frames = 480
-    hearing_slots = 4
+    priming_slots = 4
 
     def __init__(self, config: EngineConfig, n_vq: int, call_seconds: float, frame_seconds: float) -> None:
         most = config.chunks.steady_chunk_frames
-        self.kept, self.hearing_sizes = config.kept_streams, (most, 4 * most, 8 * most)
+        self.kept, self.priming_sizes = config.kept_streams, (most, 4 * most, 8 * most)
         self._rows, self._n_vq = config.rows, n_vq
         self._call_seconds, self._frame_seconds = call_seconds, frame_seconds
         self._lane = Lane()
@@ -145,11 +145,11 @@ class WaitingCodec:
             DecodedChunk(samples_CS[:, : count * FRAME_SAMPLES], power_F[:count]) for count in range(most + 1)
         ]
 
-    def start(self, place: Place) -> None: ...
+    def start(self, slot: StateSlot) -> None: ...
 
-    def copy(self, source: Place, target: Place, frames: int) -> None: ...
+    def copy(self, source: StateSlot, target: StateSlot, frames: int) -> None: ...
 
-    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event:
+    def prime(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event:
         return done_at(self._decode(slots, pieces))
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:

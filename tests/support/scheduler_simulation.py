@@ -77,7 +77,7 @@ class Simulation:
             self._launch(scheduler.next_frames())
         if talker_is_done and self._frames_in_flight is not None:
             batch, self._frames_in_flight = self._frames_in_flight, None
-            frames_B = batch.places[1].tolist()
+            frames_B = batch.frame_index_3B[1].tolist()
             flags = [frame >= self.stops[request.id] for request, frame in zip(batch.requests, frames_B, strict=True)]
             scheduler.collect_frames(batch, flags, self.now)
         if codec_is_done and self._decodes_in_flight:
@@ -103,7 +103,7 @@ class Simulation:
         waiting = [r for r in self.live if r.state is RequestState.WAITING]
         for request in admitted:
             assert request.state is RequestState.PREFILL
-            assert all(request.rank < other.rank for other in waiting), "overtaken"
+            assert all(request.sort_key < other.sort_key for other in waiting), "overtaken"
             if request.launched == 0 and request not in self.admitted:
                 self.admitted.append(request)
 
@@ -131,10 +131,10 @@ class Simulation:
         self.scheduler.finish_prefill(items, self.now)
 
     def _launch(self, batch: FrameBatch) -> None:
-        assert batch.places.shape == (3, len(batch.requests))
-        assert len(np.unique(batch.places[0])) == len(batch.requests)
-        assert batch.requests == sorted(batch.requests, key=lambda request: request.rank)
-        for request, (row, frame, start) in zip(batch.requests, batch.places.T.tolist(), strict=True):
+        assert batch.frame_index_3B.shape == (3, len(batch.requests))
+        assert len(np.unique(batch.frame_index_3B[0])) == len(batch.requests)
+        assert batch.requests == sorted(batch.requests, key=lambda request: request.sort_key)
+        for request, (row, frame, start) in zip(batch.requests, batch.frame_index_3B.T.tolist(), strict=True):
             assert request.state is RequestState.RUNNING
             assert (row, start) == (request.row, request.prompt_rows + frame)
             assert frame < request.max_frames

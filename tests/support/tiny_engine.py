@@ -187,7 +187,7 @@ class Listener:
         def record_and_launch(
             batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()
         ) -> FramesInFlight:
-            for request, frame in zip(batch.requests, batch.places[1].tolist(), strict=True):
+            for request, frame in zip(batch.requests, batch.frame_index_3B[1].tolist(), strict=True):
                 self.hidden[request.id, frame] = runner._hidden_RD[request.row].numpy().tobytes()
             return launch(batch, page_table, items)
 

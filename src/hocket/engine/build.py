@@ -85,7 +85,7 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig, *, 
     if codec is not None:
         _check_pair(model, codec)
         _check_reference_length(config, codec)
-    weight_bytes = _settle(model, codec, config)
+    weight_bytes = _prepare_weights(model, codec, config)
     parameter = next(model.talker.parameters())
     device, dtype, voice = parameter.device, parameter.dtype, model.voice_encoder
     audio = None if codec is None else codec.config
@@ -176,7 +176,7 @@ def _check_fp8(config: EngineConfig, talker_device: torch.device, codec_device: 
         check_fp8_device(codec_device)
 
 
-def _settle(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> int:
+def _prepare_weights(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> int:
     """Bring the weights into the form that they are run in; returns their bytes. Raises ConfigError."""
     device = next(model.talker.parameters()).device
     _check_fp8(config, device, device if codec is None else next(codec.parameters()).device)
@@ -191,7 +191,7 @@ def _settle(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> i
     ]
     weight_bytes = sum(tensor.nbytes for tensor in weights)
     if device.type == "cpu":
-        _settle_on_cpu(model, codec, config, weight_bytes)
+        _prepare_weights_on_cpu(model, codec, config, weight_bytes)
     else:
         # float32 means float32: by default convolutions are rounded to 10 bits of mantissa.
         torch.backends.cudnn.allow_tf32 = False
@@ -211,7 +211,7 @@ def _codec_runner(codec: Codec, config: EngineConfig) -> CodecRunner:
     )
 
 
-def _settle_on_cpu(model: LoadedTalker, codec: Codec | None, config: EngineConfig, weight_bytes: int) -> None:
+def _prepare_weights_on_cpu(model: LoadedTalker, codec: Codec | None, config: EngineConfig, weight_bytes: int) -> None:
     """Weights in the order that a CPU reads them in, and the number of threads."""
     for module in (model.talker, codec):
         if isinstance(module, nn.Module):

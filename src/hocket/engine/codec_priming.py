@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.engine.runners.codec import Place
+from hocket.engine.runners.codec import StateSlot
 from hocket.engine.runners.protocols import ChunkRunner
 from hocket.engine.scheduling.request import Request, RequestState
 from hocket.engine.scheduling.scheduler import Scheduler
@@ -41,7 +41,7 @@ class _Priming:
         return len(self.codes_FN) - self.done
 
 
-class Hearing:
+class CodecPrimer:
     """Primes a few recordings at a time, first come first served.
 
     States that are primed stay in a cache for other requests that continue the same recording.
@@ -52,7 +52,7 @@ class Hearing:
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
-        self._kept = PrimedStreams(range(runner.kept))
+        self._cache = PrimedStateCache(range(runner.kept))
         self._waiting: list[_Priming] = []
         #: By slot.
         self._active: dict[int, _Priming] = {}
@@ -100,36 +100,36 @@ class Hearing:
 
     def _run_slice(self) -> None:
         sizes = {slot: self._size(priming) for slot, priming in self._active.items()}
-        first = min(self._active, key=lambda slot: self._active[slot].request.rank)
+        first = min(self._active, key=lambda slot: self._active[slot].request.sort_key)
         size = sizes[first]
         chosen = {slot: priming for slot, priming in self._active.items() if sizes[slot] == size}
         parts = [priming.codes_FN[priming.done : priming.done + size] for priming in chosen.values()]
-        self._newest = self._runner.hear(list(chosen), parts, size)
+        self._newest = self._runner.prime(list(chosen), parts, size)
         for (slot, priming), part in zip(chosen.items(), parts, strict=True):
             priming.done += len(part)
             if priming.left:
                 continue
             # Copies follow on the same stream, so the slot is free for the next recording at once.
             del self._active[slot]
-            kept = self._kept.place(priming.key)
+            kept = self._cache.place(priming.key)
             if kept is not None:
-                self._runner.copy(Place("hearing", slot), Place("kept", kept), priming.done)
-            self._hand_over(priming, Place("hearing", slot))
+                self._runner.copy(StateSlot("priming", slot), StateSlot("kept", kept), priming.done)
+            self._hand_over(priming, StateSlot("priming", slot))
 
     def _fill_slots(self) -> None:
         """Serve waiting requests from the cache, and give free slots to the others."""
         waiting, self._waiting = self._waiting, []
-        free = [slot for slot in range(self._runner.hearing_slots) if slot not in self._active]
+        free = [slot for slot in range(self._runner.priming_slots) if slot not in self._active]
         for priming in waiting:
             if priming.is_over:
                 continue
-            kept = self._kept.find(priming.key)
+            kept = self._cache.find(priming.key)
             if kept is not None:
                 priming.done = len(priming.codes_FN)
-                self._hand_over(priming, Place("kept", kept))
+                self._hand_over(priming, StateSlot("kept", kept))
             elif free and not self._will_be_kept(priming.key):
                 slot = free.pop(0)
-                self._runner.start(Place("hearing", slot))
+                self._runner.start(StateSlot("priming", slot))
                 self._active[slot] = priming
             else:
                 self._waiting.append(priming)
@@ -140,11 +140,11 @@ class Hearing:
 
     def _size(self, priming: _Priming) -> int:
         """The smallest size that finishes the recording, or else the largest."""
-        sizes = self._runner.hearing_sizes
+        sizes = self._runner.priming_sizes
         return next((size for size in sizes if size >= priming.left), sizes[-1])
 
-    def _hand_over(self, priming: _Priming, source: Place) -> None:
-        event = self._runner.copy(source, Place("row", priming.request.row), priming.done)
+    def _hand_over(self, priming: _Priming, source: StateSlot) -> None:
+        event = self._runner.copy(source, StateSlot("row", priming.request.row), priming.done)
         self._handed.append((event, priming))
         self._announce()
 
@@ -163,7 +163,7 @@ def _is_past(event: torch.cuda.Event | None) -> bool:
     return event is None or event.query()  # type: ignore[no-untyped-call]
 
 
-class PrimedStreams:
+class PrimedStateCache:
     """Which of the codec's `rows` keeps the stream of which recording, by the `digest` of its codes.
 
     Hearing five seconds costs the codec as much as speaking five; a copy of what it remembers costs a thousandth.

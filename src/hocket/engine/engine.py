@@ -29,7 +29,7 @@ from hocket.engine import driver
 from hocket.engine.build import EngineParts, load_parts, new_scheduler
 from hocket.engine.intake import Intake
 from hocket.engine.job import Job
-from hocket.engine.pipeline import CodecLane, TalkerLane
+from hocket.engine.pipeline import CodecPipeline, TalkerPipeline
 from hocket.engine.runners.codec import DecodedChunk
 from hocket.engine.scheduling.request import DecodeItem
 from hocket.engine.stats import EngineStats, Meter
@@ -56,10 +56,10 @@ class Engine:
         self._meter = Meter()
         self._scheduler = new_scheduler(parts)
         self._intake = Intake(parts, self._scheduler)
-        self._talker = TalkerLane(parts, self._scheduler, self._meter, clock)
+        self._talker = TalkerPipeline(parts, self._scheduler, self._meter, clock)
         self._codec = None
         if parts.codec is not None:
-            self._codec = CodecLane(parts.codec, self._scheduler, self._meter, clock, self._talker.codes)
+            self._codec = CodecPipeline(parts.codec, self._scheduler, self._meter, clock, self._talker.codes)
         #: Every open request, by id.
         self._jobs: dict[str, Job] = {}
         #: Those to be cancelled by the next step.
@@ -307,7 +307,7 @@ class Engine:
                 job.error = not_finite()
                 self._scheduler.finish(scheduled, "error", self._clock())
                 continue
-            silent = None if job.silence is None else job.silence.heard(chunk.power_F)
+            silent = None if job.silence is None else job.silence.observe(chunk.power_F)
             if silent is not None:
                 self._scheduler.cut(scheduled, item.start + silent, self._clock())
                 samples_CS = samples_CS[:, : samples_CS.shape[1] // frames * silent]

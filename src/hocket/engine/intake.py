@@ -192,34 +192,34 @@ class Intake:
                 f"text and references take {prompt_rows} rows of a context of {self._info.context_rows}; shorten them",
                 param="text",
             )
-        wish = job.request.max_frames
-        if wish is not None and wish > room:
+        wanted = job.request.max_frames
+        if wanted is not None and wanted > room:
             raise InvalidRequestError(
                 Template(
                     "{param} is {asked}, but after {prompt_rows} prompt rows only {room} fit the context",
-                    asked=wish,
+                    asked=wanted,
                     prompt_rows=prompt_rows,
                     room=room,
                 ),
                 param="max_frames",
             )
-        usual = min(self._config.max_frames, job.sampling.max_frames or self._config.max_frames)
-        limit = min(room, usual if wish is None else wish)
-        least = job.request.min_frames
+        default = min(self._config.max_frames, job.sampling.max_frames or self._config.max_frames)
+        limit = min(room, default if wanted is None else wanted)
+        min_frames = job.request.min_frames
         budget = frame_budget(
             self._config.runaway,
             job.request.text,
             self._info.frame_seconds,
-            wanted_frames=max(job.request.tokens or 0, least),
+            wanted_frames=max(job.request.tokens or 0, min_frames),
         )
         if budget is not None and budget < limit:
             job.limit_reason = "runaway"
             limit = budget
-        if least > limit:
+        if min_frames > limit:
             raise InvalidRequestError(
                 Template(
                     "{param} is {asked}, but this request ends at {limit} frames at the latest; lower it",
-                    asked=least,
+                    asked=min_frames,
                     limit=limit,
                 ),
                 param="min_frames",

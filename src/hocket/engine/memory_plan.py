@@ -8,7 +8,7 @@ from hocket.config import EngineConfig
 from hocket.core import MemoryPlan
 from hocket.engine.references.conversions import PIECE_FRAMES
 from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
-from hocket.engine.runners.codec import HEARING_SLOTS, STRICT_STREAMS, hearing_sizes
+from hocket.engine.runners.codec import PRIMING_SLOTS, STRICT_STREAMS, priming_sizes
 from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
 from hocket.kernels.types.paged import FP8
@@ -44,7 +44,7 @@ def plan_memory(
         longest = max(config.chunks.sizes)
         decoder, encoder = codec.state_spec("decoder"), codec.state_spec("encoder")
         ring_bytes = decoder.nbytes(rows, longest)
-        ring_bytes += decoder.nbytes(HEARING_SLOTS[device], hearing_sizes(device, longest)[-1])
+        ring_bytes += decoder.nbytes(PRIMING_SLOTS[device], priming_sizes(device, longest)[-1])
         ring_bytes += decoder.nbytes(config.kept_streams, 1)
         ring_bytes += encoder.nbytes(ENCODER_ROWS, ENCODER_CHUNK_FRAMES)
         ring_bytes += decoder.nbytes(1, PIECE_FRAMES) + encoder.nbytes(1, PIECE_FRAMES)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.engine.build import EngineParts
-from hocket.engine.codec_priming import Hearing
+from hocket.engine.codec_priming import CodecPrimer
 from hocket.engine.job import Job
-from hocket.engine.runners.codec import DecodedChunk, Place, SamplesInFlight
+from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight, StateSlot
 from hocket.engine.runners.protocols import ChunkRunner
 from hocket.engine.runners.talker import FramesInFlight
 from hocket.engine.scheduling.request import DecodeItem, FrameBatch, PrefillItem, Request
@@ -21,7 +21,7 @@ from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.engine.stats import Meter
 
 
-class TalkerLane:
+class TalkerPipeline:
     """Prefill and frames."""
 
     def __init__(self, parts: EngineParts, scheduler: Scheduler, meter: Meter, clock: Callable[[], float]) -> None:
@@ -114,14 +114,14 @@ class TalkerLane:
         # A frame in flight at a cancel counts for nothing: `collect_frames` and `finish` leave those alone that have
         # ended.
         now = self._clock()
-        rows_B, frames_B, _ = batch.places
+        rows_B, frames_B, _ = batch.frame_index_3B
         self._codes_RFN[rows_B, frames_B] = codes_BN
         self._scheduler.collect_frames(batch, stopped, now)
-        for i in self._loops.saw(rows_B, codes_BN):
+        for i in self._loops.observe(rows_B, codes_BN):
             self._scheduler.finish(batch.requests[i], "runaway", now)
 
 
-class CodecLane:
+class CodecPipeline:
     """Hearing recordings and decoding chunks."""
 
     def __init__(
@@ -132,34 +132,37 @@ class CodecLane:
         clock: Callable[[], float],
         codes: Callable[[int, int, int], NDArray[np.int64]],
     ) -> None:
-        """`codes` is `TalkerLane.codes`."""
+        """`codes` is `TalkerPipeline.codes`."""
         self._runner = runner
         self._codes = codes
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
         #: First chunks, and all others.
-        self._firsts: deque[SamplesInFlight] = deque()
-        self._others: deque[SamplesInFlight] = deque()
-        self._hearing = Hearing(runner, scheduler, meter, clock)
+        self._first_chunks: deque[SamplesInFlight] = deque()
+        self._steady_chunks: deque[SamplesInFlight] = deque()
+        self._primer = CodecPrimer(runner, scheduler, meter, clock)
 
     @property
     def busy(self) -> bool:
         """Something was launched and has not come back."""
-        return bool(self._firsts or self._others)
+        return bool(self._first_chunks or self._steady_chunks)
 
     @property
     def done(self) -> bool:
         """Something has come back that `collect` would hand out, or that `launch` has waited for."""
-        return any(flights and flights[0].done for flights in (self._firsts, self._others)) or self._hearing.done
+        return (
+            any(flights and flights[0].done for flights in (self._first_chunks, self._steady_chunks))
+            or self._primer.done
+        )
 
     def start(self, request: Request, prefix_codes_FN: NDArray[np.int64]) -> None:
         """A new stream on the request's row, which goes on behind a recording's codes where there are any."""
         if len(prefix_codes_FN):
             # Its row is written when the recording has been heard.
-            self._hearing.start(request, prefix_codes_FN)
+            self._primer.start(request, prefix_codes_FN)
         else:
-            self._runner.start(Place("row", request.row))
+            self._runner.start(StateSlot("row", request.row))
 
     def launch(self) -> None:
         """Launch the chunks that are due, and a piece of the recordings that are to be heard."""
@@ -167,17 +170,17 @@ class CodecLane:
         while (batch := self._scheduler.next_decode(self._clock())) is not None:
             meter.host()
             pieces = [self._codes(item.request.row, item.start, item.count) for item in batch.items]
-            (self._firsts if batch.is_first else self._others).append(self._runner.launch(batch, pieces))
+            (self._first_chunks if batch.is_first else self._steady_chunks).append(self._runner.launch(batch, pieces))
             meter.decode_batches += 1
             meter.decode_rows += len(batch.items)
             meter.decode_seconds += meter.lap()
-        if self._hearing.busy:
-            self._hearing.step()
+        if self._primer.busy:
+            self._primer.step()
 
     def collect(self) -> list[tuple[DecodeItem, DecodedChunk]]:
         """What is done."""
         back: list[tuple[DecodeItem, DecodedChunk]] = []
-        for flights in (self._firsts, self._others):
+        for flights in (self._first_chunks, self._steady_chunks):
             while flights and flights[0].done:
                 self._meter.host()
                 flight = flights.popleft()

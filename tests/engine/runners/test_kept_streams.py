@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
-from hocket.engine.codec_priming import PrimedStreams, digest
+from hocket.engine.codec_priming import PrimedStateCache, digest
 from hocket.engine.runners.codec import CodecRunner
 from tests.support.tiny_engine import STRICT, Listener, engine, patient_talker
 
@@ -32,14 +32,14 @@ def hear(config: EngineConfig) -> tuple[Listener, list[bytes], int]:
     runner = listener.engine.parts.codec
     assert isinstance(runner, CodecRunner)
     primed = 0
-    hear = runner.hear
+    hear = runner.prime
 
     def counting(slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
         nonlocal primed
         primed += sum(map(len, pieces))
         return hear(slots, pieces, frames)
 
-    runner.hear = counting  # type: ignore[method-assign]
+    runner.prime = counting  # type: ignore[method-assign]
     names = []
     for request in requests():
         names.append(listener.add(request))
@@ -65,7 +65,7 @@ def test_requests_that_come_together_hear_a_recording_once() -> None:
     listener = Listener(engine(STRICT.model_copy(update={"rows": 6, "kept_streams": 2}), patient_talker()))
     runner = listener.engine.parts.codec
     assert isinstance(runner, CodecRunner)
-    with mock.patch.object(runner, "hear", side_effect=runner.hear) as hear:
+    with mock.patch.object(runner, "prime", side_effect=runner.prime) as hear:
         for i in range(6):
             same = SpeechRequest(text="So it is.", reference=VOICES[0], reference_text="So.", seed=i, max_frames=4)
             listener.add(same)
@@ -74,7 +74,7 @@ def test_requests_that_come_together_hear_a_recording_once() -> None:
 
 
 def test_the_least_recently_used_goes() -> None:
-    kept = PrimedStreams([5, 6])
+    kept = PrimedStateCache([5, 6])
     assert kept.find(digest(VOICES[0])) is None
     first, second = kept.place(digest(VOICES[0])), kept.place(digest(VOICES[1]))
     assert {first, second} == {5, 6}
@@ -82,4 +82,4 @@ def test_the_least_recently_used_goes() -> None:
     assert kept.find(digest(VOICES[0])) == first
     assert kept.place(digest(VOICES[2])) == second
     assert kept.find(digest(VOICES[1])) is None
-    assert PrimedStreams([]).place(digest(VOICES[0])) is None
+    assert PrimedStateCache([]).place(digest(VOICES[0])) is None

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.engine.runners.padding import chunk_batch, cut, frame_batch, packed_batch, piece_batch
+from hocket.engine.runners.padding import chunk_batch, frame_batch, packed_batch, prefill_batch, split_prefill
 
 SCRATCH = 99
 
@@ -19,11 +19,11 @@ def codes(count: int, start: int = 0) -> np.ndarray:
 @given(st.integers(1, 70), st.integers(1, 33), st.integers(0, 40))
 def test_pieces_are_the_rows_again(count: int, size: int, start: int) -> None:
     rows_TR = codes(count)
-    pieces = cut(4, rows_TR, start, size)
+    pieces = split_prefill(4, rows_TR, start, size)
     assert np.array_equal(np.concatenate([piece.rows_TR for piece in pieces]), rows_TR)
     assert [piece.start for piece in pieces] == list(range(start, start + count, size))
     assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    rows_BTR, numbers = piece_batch(pieces, len(pieces) + 2, size, SCRATCH)
+    rows_BTR, numbers = prefill_batch(pieces, len(pieces) + 2, size, SCRATCH)
     assert numbers[2].sum() == count
     assert (numbers[0] == [4] * len(pieces) + [SCRATCH] * 2).all()
     assert (numbers[3] == [SCRATCH] * (len(pieces) - 1) + [4] + [SCRATCH] * 2).all()

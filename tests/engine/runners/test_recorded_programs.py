@@ -18,7 +18,7 @@ from torch import Tensor
 from hocket.audio.io import to_int16
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import Samples, Sampling, SpeechRequest
-from hocket.engine.runners.codec import Place
+from hocket.engine.runners.codec import StateSlot
 from hocket.engine.runners.device import Launcher, StaticInput, batch_sizes
 from tests.support import tiny_engine
 from tests.support.tiny_engine import EAGER, Listener, engine
@@ -93,7 +93,7 @@ def test_replays_speak_as_calls_do(
         "draw",
         "advance",
         "row",
-        "hearing",
+        "priming",
         "copy",
         *(["first"] if firsts_apart else []),
         *([] if strict else ["joined"]),
@@ -124,7 +124,7 @@ def test_everything_is_recorded_before_the_first_request(recorded: list[Hashable
     assert len(recorded) == before
 
 
-class Mark:
+class FakeEvent:
     """An event of a device that the test plays."""
 
     def __init__(self) -> None:
@@ -142,12 +142,12 @@ def test_a_row_begins_again_behind_a_copy_that_is_on_its_way_there(
     runner = engine(CONFIG, tiny_engine.patient_talker()).parts.codec
     assert runner is not None
     waited: list[object] = []
-    monkeypatch.setattr(Launcher, "mark", lambda self: Mark())
-    monkeypatch.setattr(Launcher, "wait", lambda self, mark: waited.append(mark))
-    runner.start(Place("row", 0))
-    copied = runner.copy(Place("kept", 0), Place("row", 0), 3)
+    monkeypatch.setattr(Launcher, "record_event", lambda self: FakeEvent())
+    monkeypatch.setattr(Launcher, "wait", lambda self, event: waited.append(event))
+    runner.start(StateSlot("row", 0))
+    copied = runner.copy(StateSlot("kept", 0), StateSlot("row", 0), 3)
     waited.clear()
-    runner.start(Place("row", 0))
+    runner.start(StateSlot("row", 0))
     assert waited == [copied]
 
 
@@ -155,14 +155,14 @@ def test_speech_waits_until_its_recording_is_on_its_row(
     recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody else waits for that."""
-    marks: list[Mark] = []
+    events: list[FakeEvent] = []
 
-    def new_mark(self: Launcher) -> Mark:
-        marks.append(Mark())
-        return marks[-1]
+    def new_event(self: Launcher) -> FakeEvent:
+        events.append(FakeEvent())
+        return events[-1]
 
-    monkeypatch.setattr(Launcher, "mark", new_mark)
-    monkeypatch.setattr(Launcher, "wait", lambda self, mark: None)
+    monkeypatch.setattr(Launcher, "record_event", new_event)
+    monkeypatch.setattr(Launcher, "wait", lambda self, event: None)
     listener = Listener(engine(CONFIG, tiny_engine.endless_talker()))
     continuing, plain = (listener.add(requests()[i]) for i in (0, 1))
     for _ in range(40):
@@ -170,12 +170,12 @@ def test_speech_waits_until_its_recording_is_on_its_row(
     assert recorded
     assert listener.heard[plain].all_codes.shape[0] > 10
     assert not listener.heard[continuing].samples
-    for mark in marks:
-        mark.is_past = True
+    for event in events:
+        event.is_past = True
     for _ in range(200):
         listener.step()
-        for mark in marks:
-            mark.is_past = True
+        for event in events:
+            event.is_past = True
     listener.run()
     assert listener.heard[continuing].all_codes.shape[0] == 40
 
@@ -203,7 +203,7 @@ def test_an_input_stays_where_it_is() -> None:
 def test_what_is_on_its_way_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much pinned memory as there are copies on their way; what has been read is used again."""
 
-    class Event(Mark):
+    class Event(FakeEvent):
         def record(self, stream: object) -> None:
             self.is_past = False
 

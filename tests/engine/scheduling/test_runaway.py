@@ -71,7 +71,7 @@ def test_loops_are_found_as_by_definition(seed: int) -> None:
                 codes_BN[i] = said[row][-period]
             said[row].append(tuple(codes_BN[i].tolist()))
         expected = [i for i, row in enumerate(rows_B.tolist()) if _is_loop(said[row], least)]
-        assert detector.saw(rows_B, codes_BN) == expected
+        assert detector.observe(rows_B, codes_BN) == expected
         found += len(expected)
     assert found > 0
 
@@ -86,4 +86,4 @@ def _is_loop(frames: list[tuple[int, ...]], least: int) -> bool:
 
 def test_loops_of_zero_frames_turn_it_off() -> None:
     detector, codes_BN = LoopDetector(1, 2, 0), np.zeros((1, 2), np.int64)
-    assert not any(detector.saw(np.array([0]), codes_BN) for _ in range(50))
+    assert not any(detector.observe(np.array([0]), codes_BN) for _ in range(50))

@@ -230,7 +230,7 @@ class TestFrames:
         world.scheduler.admit(0.0)
         world.scheduler.finish_prefill(world.scheduler.next_prefill(), 0.0)
         batch = world.scheduler.next_frames()
-        assert batch.places.tolist() == [[0, 1], [1, 0], [6, 3]]
+        assert batch.frame_index_3B.tolist() == [[0, 1], [1, 0], [6, 3]]
 
     def test_page_table_holds_the_pages_then_scratch(self) -> None:
         world = Simulation(config())

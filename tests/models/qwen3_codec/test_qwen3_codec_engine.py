@@ -27,7 +27,7 @@ from hocket.config import EngineConfig, ReferenceCacheConfig, ReferenceLimits
 from hocket.engine.build import load_parts
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
-from hocket.engine.runners.codec import CodecRunner, DecodedChunk, Place
+from hocket.engine.runners.codec import CodecRunner, DecodedChunk, StateSlot
 from hocket.engine.scheduling.request import DecodeBatch, DecodeItem, Request
 from hocket.errors import ConfigError, InvalidRequestError
 from hocket.models.registry import codec_folder, codec_plan, load_codec
@@ -62,9 +62,9 @@ def test_the_runner_streams_the_official_waveform() -> None:
     runner = CodecRunner(golden_codec(), rows=4, chunk_sizes=CHUNKS, max_batch=32)
     codes_RFN = random_codes(golden_codec(), 4, 60, 16)
     codes_RFN[2, :40] = CODES_TN
-    runner.start(Place("row", 1))
+    runner.start(StateSlot("row", 1))
     decode(runner, codes_RFN, [(1, 0, 5)])
-    runner.start(Place("row", 2))
+    runner.start(StateSlot("row", 2))
     pieces, done = [], 0
     for count in (1, 2, 4, 8, 8, 8, 8, 1):
         own = decode(runner, codes_RFN, [(1, 5 + done, min(count, 3)), (2, done, count)])[1]
@@ -79,12 +79,12 @@ def test_a_primed_row_goes_on_behind_its_reference() -> None:
     tensors, name = golden_tensors("base_1b7"), "icl_stream_text_shorter"
     runner = CodecRunner(golden_codec(), rows=2, chunk_sizes=CHUNKS, max_batch=32, kept=2)
     heard_TN = tensors[f"{name}/ref/codes0"]
-    runner.start(Place("hearing", 0))
+    runner.start(StateSlot("priming", 0))
     for piece_TN in torch.split(heard_TN, 8):
-        runner.hear([0], [piece_TN.numpy()], 8)
+        runner.prime([0], [piece_TN.numpy()], 8)
     # By way of where it is kept.
-    runner.copy(Place("hearing", 0), Place("kept", 1), len(heard_TN))
-    runner.copy(Place("kept", 1), Place("row", 1), len(heard_TN))
+    runner.copy(StateSlot("priming", 0), StateSlot("kept", 1), len(heard_TN))
+    runner.copy(StateSlot("kept", 1), StateSlot("row", 1), len(heard_TN))
     codes_RFN = torch.zeros(2, 11, 16, dtype=torch.int64)
     codes_RFN[1] = tensors[f"{name}/codes/0"]
     chunks = [decode(runner, codes_RFN, [(1, start, count)])[0] for start, count in ((0, 8), (8, 3))]
@@ -98,7 +98,7 @@ def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
 
     def alone() -> bytes:
         runner = CodecRunner(golden_codec(), rows=1, chunk_sizes=CHUNKS, max_batch=32, strict=True)
-        runner.start(Place("row", 0))
+        runner.start(StateSlot("row", 0))
         return b"".join(decode(runner, CODES_TN[None], [(0, *cut)])[0].samples_CS.tobytes() for cut in cuts)
 
     def among(seed: int, row: int) -> bytes:
@@ -108,9 +108,9 @@ def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
         codes_RFN[row] = CODES_TN
         others, heard = [r for r in range(12) if r != row], b""
         for other in others:
-            runner.start(Place("row", other))
+            runner.start(StateSlot("row", other))
         decode(runner, codes_RFN, [(other, 0, 3) for other in others[:7]])
-        runner.start(Place("row", row))
+        runner.start(StateSlot("row", row))
         for start, count in cuts:
             # Those beside it fit the same width, which is the size of its own chunk.
             company = random.choice(others, size=random.integers(0, 8), replace=False)

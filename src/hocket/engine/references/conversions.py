@@ -76,9 +76,9 @@ class Conversions:
             raise InvalidRequestError(
                 f"codebooks is {n_codebooks}; this codec has {config.n_codebooks}", param="codebooks"
             )
-        frames, most = -(-samples_CS.shape[1] // config.frame_samples), config.max_recording_frames
-        if most is not None and frames > most:
-            longest = most * config.frame_samples / config.sample_rate
+        frames, max_frames = -(-samples_CS.shape[1] // config.frame_samples), config.max_recording_frames
+        if max_frames is not None and frames > max_frames:
+            longest = max_frames * config.frame_samples / config.sample_rate
             raise InvalidRequestError(
                 f"the audio lasts {samples_CS.shape[1] / config.sample_rate:.1f} s; this codec's encoder takes "
                 f"{longest:g} s at a time, cut it",

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from hocket.audio.io import to_int16_on_device
 from hocket.core import SampleFormat, Samples
-from hocket.engine.runners.device import CopyLane, HostCopy, Launcher, batch_sizes
+from hocket.engine.runners.device import CopyStream, HostCopy, Launcher, batch_sizes
 from hocket.engine.runners.padding import chunk_batch, packed_batch
 from hocket.engine.scheduling.request import DecodeBatch
 from hocket.models.codec import Codec
 from hocket.models.layers.codec_state import CodecState, PackedStreams
 
 #: Of streams of work: a listener waits for a first chunk, and a request for its recording; the talker has 0.
-_FIRST_PRIORITY, _HEARING_PRIORITY, _REST_PRIORITY = -3, -2, -1
+_FIRST_PRIORITY, _PRIMING_PRIORITY, _STEADY_PRIORITY = -3, -2, -1
 
 #: Streams of every codec batch in strict mode (see `talker.STRICT_ROWS`).
 STRICT_STREAMS = {"cpu": 8, "cuda": 32}
@@ -32,19 +32,19 @@ STRICT_STREAMS = {"cpu": 8, "cuda": 32}
 STRICT_FRAMES = 256
 #: Recordings that are heard at a time, and in pieces of how many frames; none: as speech is decoded. On a GPU one call
 #: for a whole recording of 5 s takes not much longer than one for a single frame.
-HEARING_SLOTS = {"cpu": 1, "cuda": 4}
-HEARING_SIZES = {"cpu": (), "cuda": (16, 32, 48, 64, 80)}
+PRIMING_SLOTS = {"cpu": 1, "cuda": 4}
+PRIMING_SIZES = {"cpu": (), "cuda": (16, 32, 48, 64, 80)}
 
 
-def hearing_sizes(device: str, max_chunk_frames: int) -> tuple[int, ...]:
+def priming_sizes(device: str, max_chunk_frames: int) -> tuple[int, ...]:
     """In pieces of how many frames a recording is heard, on a kind of device."""
-    return HEARING_SIZES[device] or (max_chunk_frames,)
+    return PRIMING_SIZES[device] or (max_chunk_frames,)
 
 
-class Place(NamedTuple):
+class StateSlot(NamedTuple):
     """Where a stream's state is: on a request's row, being built up from a recording, or kept for later requests."""
 
-    kind: Literal["row", "hearing", "kept"]
+    kind: Literal["row", "priming", "kept"]
     number: int
 
 
@@ -71,13 +71,13 @@ class DecodedChunk:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lane:
-    """Work on the streams of one state, one piece after another; lanes that share a launcher share its order, too."""
+class _DecodePath:
+    """Work on the streams of one state, one piece after another; paths that share a launcher share its order, too."""
 
     name: str
     launcher: Launcher
     #: None: nothing of it is handed out.
-    copies: CopyLane | None
+    copies: CopyStream | None
     state: CodecState
     #: Most streams of a batch.
     streams: int
@@ -121,124 +121,128 @@ class CodecRunner:
         self._device = next(codec.parameters()).device
         kind = self._device.type
         self._strict = strict
-        rest = self._launching(_REST_PRIORITY)
+        rest = self._launching(_STEADY_PRIORITY)
         #: Whether chunks of any sizes go together without padding, first chunks apart from the others.
         self.packs = codec.packs and rest[0].records
         # A strict pack has a size that depends on nothing beside the stream that is in it.
-        self.hearing_slots = 1 if strict and self.packs else HEARING_SLOTS[kind]
-        self.hearing_sizes = hearing_sizes(kind, self.chunk_sizes[-1])
+        self.priming_slots = 1 if strict and self.packs else PRIMING_SLOTS[kind]
+        self.priming_sizes = priming_sizes(kind, self.chunk_sizes[-1])
         self.kept = kept
         streams = STRICT_STREAMS[kind] if strict else min(rows, max_batch)
         row_state = codec.new_decoder_state(max(rows, streams), self.chunk_sizes[-1])
-        hearing_state = codec.new_decoder_state(self.hearing_slots, self.hearing_sizes[-1])
-        self._states = {"row": row_state, "hearing": hearing_state}
-        #: When what begins a row's stream is done, for the lane that goes on with it.
-        self._settled: dict[int, torch.cuda.Event | None] = {}
+        priming_state = codec.new_decoder_state(self.priming_slots, self.priming_sizes[-1])
+        self._states = {"row": row_state, "priming": priming_state}
+        #: When what begins a row's stream is done, for the path that goes on with it.
+        self._row_events: dict[int, torch.cuda.Event | None] = {}
         if kept:
             self._states["kept"] = codec.new_decoder_state(kept, 1)
-        slots = self.hearing_slots
+        slots = self.priming_slots
         if self.packs:
-            most, hearing = streams * self.chunk_sizes[-1], Launcher(self._device, priority=_HEARING_PRIORITY)
+            max_frames, priming = streams * self.chunk_sizes[-1], Launcher(self._device, priority=_PRIMING_PRIORITY)
             # A strict pack has one size, since bits depend on it; that of a recording is the recording's own.
-            sizes = [STRICT_FRAMES] if strict else batch_sizes(most)
-            heard_sizes = batch_sizes(slots * self.hearing_sizes[-1])
+            sizes = [STRICT_FRAMES] if strict else batch_sizes(max_frames)
+            priming_batch_sizes = batch_sizes(slots * self.priming_sizes[-1])
         else:
-            hearing = rest[0]
-            sizes, heard_sizes = ([streams], [slots]) if strict else (batch_sizes(streams), batch_sizes(slots))
-        self._rest = self._first = _Lane("row", *rest, row_state, streams, self.chunk_sizes, sizes)
-        self._hearing = _Lane("hearing", hearing, None, hearing_state, slots, self.hearing_sizes, heard_sizes)
+            priming = rest[0]
+            sizes, priming_batch_sizes = ([streams], [slots]) if strict else (batch_sizes(streams), batch_sizes(slots))
+        self._steady = self._first = _DecodePath("row", *rest, row_state, streams, self.chunk_sizes, sizes)
+        self._priming = _DecodePath(
+            "priming", priming, None, priming_state, slots, self.priming_sizes, priming_batch_sizes
+        )
         if self.packs and first_frames:
             chunk = self.chunk_sizes[:1]
-            sizes, firsts = (
+            sizes, max_first_chunks = (
                 [first_frames] if strict else batch_sizes(first_frames),
                 min(streams, first_frames // chunk[0]),
             )
-            self._first = _Lane("first", *self._launching(_FIRST_PRIORITY), row_state, firsts, chunk, sizes)
+            self._first = _DecodePath(
+                "first", *self._launching(_FIRST_PRIORITY), row_state, max_first_chunks, chunk, sizes
+            )
 
     @property
     def pack_frames(self) -> int:
         """Frames of the largest pack; 0: chunks are padded."""
-        return self._rest.sizes[-1] if self.packs else 0
+        return self._steady.sizes[-1] if self.packs else 0
 
-    def start(self, place: Place) -> None:
+    def start(self, slot: StateSlot) -> None:
         """Begin a new stream: position 0, nothing of an earlier one is visible."""
-        lane = self._first if place.kind == "row" else self._hearing
-        with lane.launcher.active():
-            if place.kind == "row":
+        path = self._first if slot.kind == "row" else self._priming
+        with path.launcher.active():
+            if slot.kind == "row":
                 # A copy for an earlier request, which has ended since, may still be on its way there.
-                lane.launcher.wait(self._settled.get(place.number))
-            self._states[place.kind].offsets[place.number].zero_()
-            if place.kind == "row":
-                self._settled[place.number] = lane.launcher.mark()
+                path.launcher.wait(self._row_events.get(slot.number))
+            self._states[slot.kind].offsets[slot.number].zero_()
+            if slot.kind == "row":
+                self._row_events[slot.number] = path.launcher.record_event()
 
     def prepare(self, n_codebooks: int) -> None:
         """Record everything that may be launched on codes of so many codebooks. Nothing to do on a CPU."""
-        if not self._rest.launcher.records:
+        if not self._steady.launcher.records:
             return
         nothing = np.zeros((0, n_codebooks), np.int64)
-        lanes = dict.fromkeys((self._hearing, self._rest, self._first))
-        for lane in lanes:
-            with lane.launcher.active():
+        paths = dict.fromkeys((self._priming, self._steady, self._first))
+        for path in paths:
+            with path.launcher.active():
                 # The largest first: the smaller ones fit into its memory.
-                for size in reversed(lane.sizes):
+                for size in reversed(path.sizes):
                     if self.packs:
-                        self._decode_packed(lane, [0], [nothing], size)
+                        self._decode_packed(path, [0], [nothing], size)
                     else:
-                        for width in reversed(lane.chunks):
-                            self._decode(lane, range(size), [nothing] * size, width)
-        hearing, row, kept = Place("hearing", 0), Place("row", 0), Place("kept", 0)
-        with self._hearing.launcher.active():
-            for source, target in ((hearing, row), *([(hearing, kept), (kept, row)] if self.kept else [])):
+                        for width in reversed(path.chunks):
+                            self._decode(path, range(size), [nothing] * size, width)
+        priming, row, kept = StateSlot("priming", 0), StateSlot("row", 0), StateSlot("kept", 0)
+        with self._priming.launcher.active():
+            for source, target in ((priming, row), *([(priming, kept), (kept, row)] if self.kept else [])):
                 self._copy(source, target, 0)
-        for lane in lanes:
-            lane.launcher.seal()
+        for path in paths:
+            path.launcher.seal()
 
-    def copy(self, source: Place, target: Place, frames: int) -> torch.cuda.Event | None:
+    def copy(self, source: StateSlot, target: StateSlot, frames: int) -> torch.cuda.Event | None:
         """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames.
 
         Returns what tells that it does; None: it does by now.
         """
-        launcher = self._hearing.launcher
+        launcher = self._priming.launcher
         with launcher.active():
             if target.kind == "row":
-                launcher.wait(self._settled.get(target.number))
+                launcher.wait(self._row_events.get(target.number))
             self._copy(source, target, frames)
-            mark = launcher.mark()
+            event = launcher.record_event()
             if target.kind == "row":
-                self._settled[target.number] = mark
-        return mark
+                self._row_events[target.number] = event
+        return event
 
-    def hear(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
-        """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `hearing_sizes`.
+    def prime(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
+        """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `priming_sizes`.
 
         Returns what tells when it has been done; None: it has.
         """
-        lane = self._hearing
-        with lane.launcher.active():
+        path = self._priming
+        with path.launcher.active():
             if self.packs:
-                self._decode_packed(lane, slots, pieces)
+                self._decode_packed(path, slots, pieces)
             else:
-                self._decode(lane, slots, pieces, frames)
-            return lane.launcher.mark()
+                self._decode(path, slots, pieces, frames)
+            return path.launcher.record_event()
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
         """Decode the chunks of `batch`, each with its codes [count, N] in `pieces`."""
         rows = [item.request.row for item in batch.items]
         counts = [len(piece) for piece in pieces]
-        lane = self._first if batch.is_first else self._rest
-        assert lane.copies is not None  # both hand out
-        with lane.launcher.active():
+        path = self._first if batch.is_first else self._steady
+        assert path.copies is not None  # both hand out
+        with path.launcher.active():
             for row in rows:
-                lane.launcher.wait(self._settled.pop(row, None))
+                path.launcher.wait(self._row_events.pop(row, None))
             if self.packs:
-                samples_CS, power_F = self._decode_packed(lane, rows, pieces)
+                samples_CS, power_F = self._decode_packed(path, rows, pieces)
                 used = sum(counts)
                 results = samples_CS[None, :, : used * self.codec.config.frame_samples], power_F[None, :used]
             else:
-                samples_BCS, power_BF = self._decode(lane, rows, pieces, batch.chunk_frames)
+                samples_BCS, power_BF = self._decode(path, rows, pieces, batch.chunk_frames)
                 results = samples_BCS[: len(rows)], power_BF[: len(rows)]
-            samples, power = lane.copies.start(*results)
-            lane.copies.settle()
+            samples, power = path.copies.start(*results)
+            path.copies.fence()
         return SamplesInFlight(batch, samples, power)
 
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:
@@ -255,56 +259,56 @@ class CodecRunner:
             first = end
         return chunks
 
-    def _copy(self, source: Place, target: Place, frames: int) -> None:
-        launcher = self._hearing.launcher
+    def _copy(self, source: StateSlot, target: StateSlot, frames: int) -> None:
+        launcher = self._priming.launcher
         move_3 = launcher.put("move", np.array([source.number, target.number, frames]))
         states = self._states[source.kind], self._states[target.kind]
         launcher.run(("copy", source.kind, target.kind), lambda: states[0].copy(move_3, states[1]))
 
-    def _launching(self, priority: int) -> tuple[Launcher, CopyLane]:
-        return Launcher(self._device, priority=priority), CopyLane(self._device, priority)
+    def _launching(self, priority: int) -> tuple[Launcher, CopyStream]:
+        return Launcher(self._device, priority=priority), CopyStream(self._device, priority)
 
     def _decode_packed(
-        self, lane: _Lane, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0
+        self, path: _DecodePath, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Run a piece [F, N] on each row, one behind the other, padded at the end to a size of the lane's.
+        """Run a piece [F, N] on each row, one behind the other, padded at the end to a size of the path's.
 
         Returns samples [C, F * frame_samples], the padding included, and the power of each frame [F].
         """
-        size = lane.size(max(frames, sum(map(len, pieces))))
-        put = lane.launcher.put
-        streams, packed_frames, packed_codes = packed_batch(rows, pieces, size, lane.streams, lane.state.rows)
+        size = path.size(max(frames, sum(map(len, pieces))))
+        put = path.launcher.put
+        streams, packed_frames, packed_codes = packed_batch(rows, pieces, size, path.streams, path.state.rows)
         streams_3S, frames_2F, codes = put("streams", streams), put("frames", packed_frames), put("codes", packed_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_S, counts_S, firsts_S = streams_3S.unbind(0)
             frame_rows_F, frame_places_F = frames_2F.unbind(0)
-            batch = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, lane.chunks[-1])
-            samples_CS = self.codec.decode_packed(codes, lane.state, batch).contiguous()
+            batch = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, path.chunks[-1])
+            samples_CS = self.codec.decode_packed(codes, path.state, batch).contiguous()
             return self._handed_out(samples_CS), samples_CS.square().mean(0).view(size, -1).mean(1)
 
-        return lane.launcher.run((lane.name, size), decode)
+        return path.launcher.run((path.name, size), decode)
 
     def _decode(
-        self, lane: _Lane, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
+        self, path: _DecodePath, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
     ) -> tuple[Tensor, Tensor]:
-        """Run a piece [F <= frames, N] on each row, padded to `frames`, and the batch to a size of the lane's.
+        """Run a piece [F <= frames, N] on each row, padded to `frames`, and the batch to a size of the path's.
 
         Returns samples [B, C, frames * frame_samples], the padding included, and their power [B, frames].
         """
-        fixed = self._strict or lane.launcher.records
-        size = lane.size(len(rows)) if fixed else len(rows)
-        numbers, padded_codes = chunk_batch(rows, pieces, size, frames, lane.state.rows)
-        places, codes = lane.launcher.put("places", numbers), lane.launcher.put("codes", padded_codes)
+        fixed = self._strict or path.launcher.records
+        size = path.size(len(rows)) if fixed else len(rows)
+        numbers, padded_codes = chunk_batch(rows, pieces, size, frames, path.state.rows)
+        places, codes = path.launcher.put("places", numbers), path.launcher.put("codes", padded_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_B, counts_B = places.unbind(0)
-            samples_BCS = self.codec.decode(codes, lane.state, rows_B, counts_B).contiguous()
+            samples_BCS = self.codec.decode(codes, path.state, rows_B, counts_B).contiguous()
             # Here, because on the host it would take longer than all the rest of a step.
             power_BF = samples_BCS.square().mean(1).view(size, frames, -1).mean(2)
             return self._handed_out(samples_BCS), power_BF
 
-        return lane.launcher.run((lane.name, size, frames), decode)
+        return path.launcher.run((path.name, size, frames), decode)
 
     def _handed_out(self, samples: Tensor) -> Tensor:
         return to_int16_on_device(samples) if self._is_int16 else samples

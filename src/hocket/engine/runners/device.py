@@ -54,14 +54,14 @@ class Launcher:
                 stack.enter_context(self.stream)
             yield
 
-    def mark(self) -> torch.cuda.Event | None:
+    def record_event(self) -> torch.cuda.Event | None:
         """What has been launched by now, for `wait` of another launcher; None where nothing has to be waited for."""
         return None if self.stream is None else self.stream.record_event()
 
-    def wait(self, mark: torch.cuda.Event | None) -> None:
-        """What is launched from now on begins after `mark`."""
-        if self.stream is not None and mark is not None:
-            self.stream.wait_event(mark)
+    def wait(self, event: torch.cuda.Event | None) -> None:
+        """What is launched from now on begins after `event`."""
+        if self.stream is not None and event is not None:
+            self.stream.wait_event(event)
 
     def put(self, name: str, values: NDArray[np.int64]) -> Tensor:
         """`values` on the device; where programs are recorded, in the same place for all of one name and shape."""
@@ -157,7 +157,7 @@ class HostCopy:
         return self.tensor
 
 
-class CopyLane:
+class CopyStream:
     """Copies results to the host on a stream of its own, so that they and what is launched next do not wait for one
     another.
     """
@@ -181,7 +181,7 @@ class CopyLane:
         ready.record(self._stream)
         return [HostCopy(host, ready) for host in hosts]
 
-    def settle(self) -> None:
+    def fence(self) -> None:
         """What is launched from now on may overwrite what is being copied."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
@@ -197,10 +197,10 @@ def floats_of(bits: Tensor) -> Tensor:
     return bits.view(torch.float64)
 
 
-def batch_sizes(most: int) -> list[int]:
+def batch_sizes(max_size: int) -> list[int]:
     """Sizes that batches of up to `most` are padded to: a sixteenth to a quarter more rows than needed at the worst."""
     sizes, size = [], 1
-    while size < most:
+    while size < max_size:
         sizes.append(size)
         size += max(1, 1 << max(0, size.bit_length() - 3))
-    return [*sizes, most]
+    return [*sizes, max_size]

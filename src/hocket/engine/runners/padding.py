@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 
 
-class Piece(NamedTuple):
+class PrefillSlice(NamedTuple):
     """Consecutive rows of one request's prompt; at most a page of it where pages are computed each by itself."""
 
     row: int
@@ -23,31 +23,33 @@ class Piece(NamedTuple):
     is_last: bool
 
 
-def cut(row: int, rows_TR: Integers, start: int, size: int) -> list[Piece]:
+def split_prefill(row: int, rows_TR: Integers, start: int, size: int) -> list[PrefillSlice]:
     """Pieces of up to `size` of the rows of a request, which stand at K/V row `start` and on."""
     count = len(rows_TR)
-    return [Piece(row, rows_TR[i : i + size], start + i, i + size >= count) for i in range(0, count, size)]
+    return [PrefillSlice(row, rows_TR[i : i + size], start + i, i + size >= count) for i in range(0, count, size)]
 
 
-def piece_batch(pieces: Sequence[Piece], size: int, length: int, scratch_row: int) -> tuple[Integers, Integers]:
+def prefill_batch(
+    slices: Sequence[PrefillSlice], size: int, length: int, scratch_row: int
+) -> tuple[Integers, Integers]:
     """Prompt rows [size, length, R]; request rows, K/V rows, counts and rows whose hidden state it is, [4, size]."""
-    rows_BTR = np.zeros((size, length, pieces[0].rows_TR.shape[1]), np.int64)
+    rows_BTR = np.zeros((size, length, slices[0].rows_TR.shape[1]), np.int64)
     numbers = np.zeros((4, size), np.int64)
     numbers[0], numbers[3] = scratch_row, scratch_row
-    for i, piece in enumerate(pieces):
-        rows_BTR[i, : len(piece.rows_TR)] = piece.rows_TR
-    numbers[:, : len(pieces)] = np.array(
-        [(row, start, len(rows_TR), row if is_last else scratch_row) for row, rows_TR, start, is_last in pieces]
+    for i, slice_ in enumerate(slices):
+        rows_BTR[i, : len(slice_.rows_TR)] = slice_.rows_TR
+    numbers[:, : len(slices)] = np.array(
+        [(row, start, len(rows_TR), row if is_last else scratch_row) for row, rows_TR, start, is_last in slices]
     ).T
     return rows_BTR, numbers
 
 
-def frame_batch(places_3B: Integers, size: int, scratch_row: int) -> Integers:
-    """[4, size]: request rows, frames, K/V rows (see `FrameBatch.places`), and whether it is one at all."""
-    count = places_3B.shape[1]
+def frame_batch(frame_index_3B: Integers, size: int, scratch_row: int) -> Integers:
+    """[4, size]: request rows, frames, K/V rows (see `FrameBatch.frame_index_3B`), and whether it is one at all."""
+    count = frame_index_3B.shape[1]
     numbers = np.zeros((4, size), np.int64)
     numbers[0] = scratch_row
-    numbers[:3, :count], numbers[3, :count] = places_3B, 1
+    numbers[:3, :count], numbers[3, :count] = frame_index_3B, 1
     return numbers
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.core import PromptRows
-from hocket.engine.runners.device import CopyLane, HostCopy, Launcher, batch_sizes, bits_of, floats_of
-from hocket.engine.runners.padding import Piece, cut, frame_batch, piece_batch
+from hocket.engine.runners.device import CopyStream, HostCopy, Launcher, batch_sizes, bits_of, floats_of
+from hocket.engine.runners.padding import PrefillSlice, frame_batch, prefill_batch, split_prefill
 from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingState
 from hocket.engine.scheduling.memory import SCRATCH_PAGE
 from hocket.engine.scheduling.request import FrameBatch, PrefillItem
@@ -81,7 +81,7 @@ class TalkerRunner:
         self._page_rows = page_rows
         self._strict = strict
         self._launcher = Launcher(self._device)
-        self._copies = CopyLane(self._device)
+        self._copies = CopyStream(self._device)
         self._kv = KVPages.allocate(
             config.layers, pages, page_rows, config.kv_heads, config.head_dim, kv_dtype or self._dtype, self._device
         )
@@ -150,17 +150,18 @@ class TalkerRunner:
         with self._launcher.active():
             # The largest first: the smaller ones fit into its memory.
             for size in reversed(self._page_sizes):
-                self._run_pages([Piece(self._scratch_row, nothing, 0, True)] * size)
+                self._run_pages([PrefillSlice(self._scratch_row, nothing, 0, True)] * size)
             for size in reversed(self._frame_sizes):
-                places = self._put_frames(no_frames, size)
+                index_4B = self._put_frames(no_frames, size)
                 for has_penalty in (True, False):
-                    self._draw(places, has_penalty)
-                self._advance(places, None, None)
+                    self._draw(index_4B, has_penalty)
+                self._advance(index_4B, None, None)
             if self.joins_prefill:
                 for size in reversed(self._joined_sizes[0]):
                     for pages in reversed(self._joined_sizes[1]):
                         self._advance_joined(
-                            self._put_frames(no_frames, size), [Piece(self._scratch_row, nothing, 0, True)] * pages
+                            self._put_frames(no_frames, size),
+                            [PrefillSlice(self._scratch_row, nothing, 0, True)] * pages,
                         )
         self._launcher.seal()
 
@@ -178,12 +179,12 @@ class TalkerRunner:
         """
         with self._launcher.active():
             self._put_table(page_table)
-            self._prefill(self._pieces(items))
+            self._prefill(self._slices(items))
 
-    def _prefill(self, pieces: Sequence[Piece]) -> None:
-        most = self._page_sizes[-1] if self._has_fixed_shapes else len(pieces)
-        for i in range(0, len(pieces), most or 1):
-            self._run_pages(pieces[i : i + most])
+    def _prefill(self, slices: Sequence[PrefillSlice]) -> None:
+        max_rows = self._page_sizes[-1] if self._has_fixed_shapes else len(slices)
+        for i in range(0, len(slices), max_rows or 1):
+            self._run_pages(slices[i : i + max_rows])
 
     @property
     def _has_fixed_shapes(self) -> bool:
@@ -194,8 +195,8 @@ class TalkerRunner:
         """
         return self._strict or self._launcher.records
 
-    def _pieces(self, items: Sequence[PrefillItem]) -> list[Piece]:
-        pieces = []
+    def _slices(self, items: Sequence[PrefillItem]) -> list[PrefillSlice]:
+        slices = []
         for item in items:
             row, first_frame = item.request.row, item.start - item.request.prompt_rows
             if first_frame < 0:
@@ -208,41 +209,41 @@ class TalkerRunner:
                 frames = slice(first_frame, first_frame + item.count)
                 texts_F1, codes_FN = self._texts_RF[row, frames, None], self.codes_RFN[row, frames]
                 rows_TR = torch.cat([texts_F1, codes_FN], 1).long().cpu().numpy()
-            pieces += cut(row, rows_TR, item.start, self._page_rows if self._has_fixed_shapes else item.count)
-        return pieces
+            slices += split_prefill(row, rows_TR, item.start, self._page_rows if self._has_fixed_shapes else item.count)
+        return slices
 
-    def _put_pieces(self, pieces: Sequence[Piece], size: int) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+    def _put_slices(self, slices: Sequence[PrefillSlice], size: int) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
         """Prompt rows int64 [size, T, R]; their request rows, K/V rows, counts and rows to keep, int64 [4, size]; and
         where each ends, on the host.
         """
-        length = self._page_rows if self._has_fixed_shapes else max(len(piece.rows_TR) for piece in pieces)
-        rows_BTR, numbers = piece_batch(pieces, size, length, self._scratch_row)
+        length = self._page_rows if self._has_fixed_shapes else max(len(slice_.rows_TR) for slice_ in slices)
+        rows_BTR, numbers = prefill_batch(slices, size, length, self._scratch_row)
         return (
             self._launcher.put("prompt rows", rows_BTR),
-            self._launcher.put("pieces", numbers),
+            self._launcher.put("slices", numbers),
             numbers[1] + numbers[2],
         )
 
-    def _run_pages(self, pieces: Sequence[Piece]) -> None:
-        """Compute pieces, each of which needs no rows but those of earlier ones and of earlier calls.
+    def _run_pages(self, slices: Sequence[PrefillSlice]) -> None:
+        """Compute slices, each of which needs no rows but those of earlier ones and of earlier calls.
 
-        Attention comes after all new keys and values of its layer are cached, so pieces may follow one another here.
+        Attention comes after all new keys and values of its layer are cached, so slices may follow one another here.
         """
-        size = self._padded(self._page_sizes, len(pieces))
-        rows_BTR, places, ends = self._put_pieces(pieces, size)
+        size = self._padded(self._page_sizes, len(slices))
+        rows_BTR, index_4B, ends = self._put_slices(slices, size)
         lengths, width = self._lengths(ends), self._width(int(ends.max()))
 
         def compute() -> None:
-            rows_B, starts_B, counts_B, _ = places.unbind(0)
+            rows_B, starts_B, counts_B, _ = index_4B.unbind(0)
             x_BTD = self.talker.embed(rows_BTR, self._voice_RD[rows_B])
             batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
-            self._keep(self.talker.backbone(x_BTD, self._kv, batch), places)
+            self._keep(self.talker.backbone(x_BTD, self._kv, batch), index_4B)
 
         self._launcher.run(("pages", size), compute)
 
-    def _keep(self, hidden_BTD: Tensor, places: Tensor) -> None:
-        """The last hidden states of pieces become their requests'."""
-        _, _, counts_B, kept_B = places.unbind(0)
+    def _keep(self, hidden_BTD: Tensor, index_4B: Tensor) -> None:
+        """The last hidden states of slices become their requests'."""
+        _, _, counts_B, kept_B = index_4B.unbind(0)
         last_B = (counts_B - 1).clamp(min=0)
         self._hidden_RD[kept_B] = hidden_BTD[torch.arange(len(last_B), device=self._device), last_B]
 
@@ -251,10 +252,10 @@ class TalkerRunner:
         request = item.request
         first = item.start - request.prompt_rows
         for i in range(item.count):
-            place = np.array([[request.row], [first + i], [item.start + i]])
-            places = self._put_frames(place, self._frame_sizes[0])
+            index_31 = np.array([[request.row], [first + i], [item.start + i]])
+            index_4B = self._put_frames(index_31, self._frame_sizes[0])
             end = item.start + i + 1
-            self._advance(places, self._width(end), self._lengths(np.array([end])))
+            self._advance(index_4B, self._width(end), self._lengths(np.array([end])))
 
     # ---- frames
 
@@ -264,29 +265,29 @@ class TalkerRunner:
         `items` are prefilled beside them, where the runner `joins_prefill`. The codes also stay in `codes_RFN`, where
         the next step reads them.
         """
-        most = self._frame_sizes[-1]
+        max_rows = self._frame_sizes[-1]
         results = []
         with self._launcher.active():
             self._put_table(page_table)
-            pieces = self._pieces(items)
-            apart = max(0, len(pieces) - self._joined_sizes[1][-1])
-            self._prefill(pieces[:apart])
-            for i in range(0, len(batch.requests), most):
-                part = batch.places[:, i : i + most]
+            slices = self._slices(items)
+            apart = max(0, len(slices) - self._joined_sizes[1][-1])
+            self._prefill(slices[:apart])
+            for i in range(0, len(batch.requests), max_rows):
+                part = batch.frame_index_3B[:, i : i + max_rows]
                 rows, count = part[0], part.shape[1]
-                places = self._put_frames(part, self._padded(self._frame_sizes, count))
+                index_4B = self._put_frames(part, self._padded(self._frame_sizes, count))
                 host_rows = None
                 if not self._launcher.records:
-                    host_rows = (*rows.tolist(), *[self._scratch_row] * (places.shape[1] - count))
-                drawn = self._draw(places, self._sampling.any_penalty(rows), host_rows)
+                    host_rows = (*rows.tolist(), *[self._scratch_row] * (index_4B.shape[1] - count))
+                drawn = self._draw(index_4B, self._sampling.any_penalty(rows), host_rows)
                 results += self._copies.start(drawn[:count])
-                if pieces:
+                if slices:
                     size = next(size for size in self._joined_sizes[0] if size >= count)
-                    self._advance_joined(self._put_frames(part, size), pieces[apart:])
+                    self._advance_joined(self._put_frames(part, size), slices[apart:])
                 else:
                     ends = part[2] + 1
-                    self._advance(places, self._width(int(ends.max())), self._lengths(ends))
-                self._copies.settle()
+                    self._advance(index_4B, self._width(int(ends.max())), self._lengths(ends))
+                self._copies.fence()
         return FramesInFlight(batch, results)
 
     def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]:
@@ -294,14 +295,14 @@ class TalkerRunner:
         results = np.concatenate([copy.wait().numpy() for copy in flight.results])
         return results[:, 0].astype(bool).tolist(), results[:, 1:]
 
-    def _put_frames(self, places_3B: NDArray[np.int64], size: int) -> Tensor:
-        return self._launcher.put("frames", frame_batch(places_3B, size, self._scratch_row))
+    def _put_frames(self, frame_index_3B: NDArray[np.int64], size: int) -> Tensor:
+        return self._launcher.put("frames", frame_batch(frame_index_3B, size, self._scratch_row))
 
-    def _draw(self, places: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
-        """Stop flags and codes int64 [B, 1 + N] of the frames at `places`; the codes stay on the device, too."""
+    def _draw(self, index_4B: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
+        """Stop flags and codes int64 [B, 1 + N] of the frames at `index_4B`; the codes stay on the device, too."""
 
         def draw() -> Tensor:
-            rows_B, frames_B = places[0], places[1]
+            rows_B, frames_B = index_4B[0], index_4B[1]
             sampling = self._sampling.batch(rows_B, rows)
             seen_BNV = self._seen_RNV[rows_B] if has_penalty else None
             stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, seen_BNV)
@@ -311,38 +312,38 @@ class TalkerRunner:
                 self._seen_RNV.index_put_((rows_B[:, None], self._codebooks_N, codes_BN), self._true)
             return torch.cat([stop_B[:, None].long(), codes_BN], 1)
 
-        return self._launcher.run(("draw", places.shape[1], has_penalty), draw)
+        return self._launcher.run(("draw", index_4B.shape[1], has_penalty), draw)
 
-    def _advance(self, places: Tensor, width: int | None, lengths: tuple[int, ...] | None) -> None:
-        """Feed the frames at `places` to the backbone."""
-
-        def advance() -> None:
-            x_BD, batch = self._frame_inputs(places, width, lengths)
-            self._hidden_RD[places[0]] = self.talker.backbone(x_BD[:, None], self._kv, batch)[:, 0]
-
-        self._launcher.run(("advance", places.shape[1]), advance)
-
-    def _advance_joined(self, places: Tensor, pieces: Sequence[Piece]) -> None:
-        """Feed the frames at `places` to the backbone, and pieces of prompts beside them."""
-        size = next(size for size in self._joined_sizes[1] if size >= len(pieces))
-        rows_PTR, page_places, _ = self._put_pieces(pieces, size)
+    def _advance(self, index_4B: Tensor, width: int | None, lengths: tuple[int, ...] | None) -> None:
+        """Feed the frames at `index_4B` to the backbone."""
 
         def advance() -> None:
-            x_BD, frames = self._frame_inputs(places, None, None)
-            rows_P, starts_P, counts_P, _ = page_places.unbind(0)
+            x_BD, batch = self._frame_inputs(index_4B, width, lengths)
+            self._hidden_RD[index_4B[0]] = self.talker.backbone(x_BD[:, None], self._kv, batch)[:, 0]
+
+        self._launcher.run(("advance", index_4B.shape[1]), advance)
+
+    def _advance_joined(self, index_4B: Tensor, slices: Sequence[PrefillSlice]) -> None:
+        """Feed the frames at `index_4B` to the backbone, and slices of prompts beside them."""
+        size = next(size for size in self._joined_sizes[1] if size >= len(slices))
+        rows_PTR, slice_index_4P, _ = self._put_slices(slices, size)
+
+        def advance() -> None:
+            x_BD, frames = self._frame_inputs(index_4B, None, None)
+            rows_P, starts_P, counts_P, _ = slice_index_4P.unbind(0)
             x_PTD = self.talker.embed(rows_PTR, self._voice_RD[rows_P])
             pages = PagedBatch(self._table.tensor[rows_P], starts_P, counts_P)
             hidden_BD, hidden_PTD = self.talker.backbone.joined(x_BD, frames, x_PTD, pages, self._kv)
-            self._hidden_RD[places[0]] = hidden_BD
-            self._keep(hidden_PTD, page_places)
+            self._hidden_RD[index_4B[0]] = hidden_BD
+            self._keep(hidden_PTD, slice_index_4P)
 
-        self._launcher.run(("joined", places.shape[1], size), advance)
+        self._launcher.run(("joined", index_4B.shape[1], size), advance)
 
     def _frame_inputs(
-        self, places: Tensor, width: int | None, lengths: tuple[int, ...] | None
+        self, index_4B: Tensor, width: int | None, lengths: tuple[int, ...] | None
     ) -> tuple[Tensor, PagedBatch]:
-        """Backbone inputs [B, D] of the frames at `places`, each with the text that goes with it, and their batch."""
-        rows_B, frames_B, starts_B, counts_B = places.unbind(0)
+        """Backbone inputs [B, D] of the frames at `index_4B`, each with the text that goes with it, and their batch."""
+        rows_B, frames_B, starts_B, counts_B = index_4B.unbind(0)
         codes_BN, texts_B = self.codes_RFN[rows_B, frames_B].long(), self._texts_RF[rows_B, frames_B].long()
         batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
         return self.talker.embed_frame(codes_BN, texts_B), batch

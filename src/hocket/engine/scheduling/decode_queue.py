@@ -22,9 +22,9 @@ class DecodeQueue:
     """
 
     __slots__ = (
+        "_first_chunks",
+        "_first_chunks_apart",
         "_first_in_flight",
-        "_firsts",
-        "_firsts_apart",
         "_fixed_chunks",
         "_frame_seconds",
         "_in_flight",
@@ -57,14 +57,14 @@ class DecodeQueue:
         self._ready: list[Request] = []
         self._in_flight = 0
         #: The same of first chunks, where they go beside the others.
-        self._firsts_apart = pack_frames > 0 and policy.first_batch_frames > 0
-        self._firsts: list[Request] = []
+        self._first_chunks_apart = pack_frames > 0 and policy.first_batch_frames > 0
+        self._first_chunks: list[Request] = []
         self._first_in_flight = False
 
     @property
     def ready(self) -> int:
         """Streams with a chunk to decode."""
-        return len(self._ready) + len(self._firsts)
+        return len(self._ready) + len(self._first_chunks)
 
     def start(self, request: Request) -> None:
         """Set a new request's place in the ramp."""
@@ -77,7 +77,7 @@ class DecodeQueue:
         wanted = request.chunk_frames if request.finish_reason is None else 1
         if undecoded < wanted or not request.codec_ready or not math.isnan(request.ready_at):
             return
-        if self._firsts_apart and request.streaming and request.decoded == 0 < request.sent:
+        if self._first_chunks_apart and request.streaming and request.decoded == 0 < request.sent:
             return  # the first chunk is in flight beside all others, which must not overtake it
         request.ready_at = now
         self._queue_of(request).append(request)
@@ -90,7 +90,7 @@ class DecodeQueue:
 
     def next_batch(self, now: float, generating: int) -> DecodeBatch | None:
         """The chunks to decode now; `generating` is how many streams are still being given frames."""
-        if self._firsts and not self._first_in_flight:
+        if self._first_chunks and not self._first_in_flight:
             return self._first_batch(now)
         if not self._ready or self._in_flight >= self.policy.max_in_flight:
             return None
@@ -109,10 +109,10 @@ class DecodeQueue:
     def _first_batch(self, now: float) -> DecodeBatch:
         """First chunks, as many as a batch of them may be; each of the same size, whatever there is already."""
         width = self.policy.first_chunk_frames
-        some = self._firsts[: min(self.policy.max_batch, self.policy.first_batch_frames // width)]
+        some = self._first_chunks[: min(self.policy.max_batch, self.policy.first_batch_frames // width)]
         chosen = [(request, min(request.frames, width)) for request in some]
         self._first_in_flight = True
-        return DecodeBatch(self._send_all(chosen, self._firsts, now), width, is_first=True)
+        return DecodeBatch(self._send_all(chosen, self._first_chunks, now), width, is_first=True)
 
     def _send_all(self, chosen: list[tuple[Request, int]], queue: list[Request], now: float) -> list[DecodeItem]:
         items = [self._send(request, count, now) for request, count in chosen]
@@ -179,7 +179,7 @@ class DecodeQueue:
         return request.streaming and request.sent == 0
 
     def _queue_of(self, request: Request) -> list[Request]:
-        return self._firsts if self._firsts_apart and self._is_first(request) else self._ready
+        return self._first_chunks if self._first_chunks_apart and self._is_first(request) else self._ready
 
     def _due(self, request: Request) -> float:
         if not request.streaming:

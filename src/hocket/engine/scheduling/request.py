@@ -95,7 +95,7 @@ class Request:
         self.max_rows = self.prompt_rows + self.max_frames
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """Sorts first what is served first: higher priority, then earlier arrival."""
         return (-self.priority, self.arrival)
 
@@ -125,7 +125,7 @@ class FrameBatch:
     requests: list[Request]
     #: int64 [3, B]: each one's row, the index of the frame within its request, which keys its randomness, and the K/V
     #: row that it writes.
-    places: NDArray[np.int64]
+    frame_index_3B: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class LoopDetector:
         self._recent_RP[row] = 0
         self._runs_RP[row] = 0
 
-    def saw(self, rows_B: NDArray[np.int64], codes_BN: NDArray[np.int64]) -> list[int]:
+    def observe(self, rows_B: NDArray[np.int64], codes_BN: NDArray[np.int64]) -> list[int]:
         """Take the next frame of distinct rows; the indices into `rows_B` whose loop has lasted long enough."""
         if not self._frames:
             return []
@@ -110,7 +110,7 @@ class SilenceDetector:
         seconds = policy.silence_seconds + requested_pause_seconds(text)
         return cls(math.ceil(seconds / frame_seconds), policy.silence_rms)
 
-    def heard(self, power_F: NDArray[np.float32]) -> int | None:
+    def observe(self, power_F: NDArray[np.float32]) -> int | None:
         """Take the next frames' mean power; after how many of them the silence is too long, None while it is not."""
         if power_F.min() >= self._power:  # as nearly always
             self._silent_frames = 0

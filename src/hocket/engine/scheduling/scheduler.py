@@ -36,7 +36,7 @@ from hocket.engine.scheduling.request import (
 )
 from hocket.errors import CapacityError, HocketError, InvalidRequestError, Template
 
-_rank = attrgetter("rank")
+_sort_key = attrgetter("sort_key")
 
 
 class Scheduler:
@@ -120,7 +120,7 @@ class Scheduler:
         self._arrivals += 1
         if self._decodes is not None:
             self._decodes.start(request)
-        insort(self._waiting, request, key=_rank)
+        insort(self._waiting, request, key=_sort_key)
         return request
 
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
@@ -194,7 +194,7 @@ class Scheduler:
                 request.admitted_at = now
             self._pages.enter(request)
             request.state = RequestState.PREFILL
-            insort(self._prefilling, request, key=_rank)
+            insort(self._prefilling, request, key=_sort_key)
             admitted.append(request)
         return admitted
 
@@ -233,20 +233,20 @@ class Scheduler:
                     request.prefilled_at = now
                 request.state = RequestState.RUNNING
                 self._prefilling.remove(request)
-                insort(self._running, request, key=_rank)
+                insort(self._running, request, key=_sort_key)
 
     def next_frames(self) -> FrameBatch:
         """One frame of every running request that has room for its row; empty when there is none."""
         batch: list[Request] = []
-        places: list[int] = []
+        indices: list[int] = []
         for request in self._running:  # a preemption takes from the end, behind the request that grows
             frame, start = request.launched, request.computed_rows
             if start == request.capacity_rows and not self._grow(request):
                 continue
             batch.append(request)
-            places += (request.row, frame, start)
+            indices += (request.row, frame, start)
             request.launched, request.computed_rows = frame + 1, start + 1
-        return FrameBatch(batch, np.fromiter(places, np.int64, len(places)).reshape(-1, 3).T.copy())
+        return FrameBatch(batch, np.fromiter(indices, np.int64, len(indices)).reshape(-1, 3).T.copy())
 
     def collect_frames(self, batch: FrameBatch, stopped: Sequence[bool], now: float) -> None:
         """Take the stop flags of `batch`, one per request. A frame whose flag is set holds no speech and is dropped; so
@@ -348,16 +348,18 @@ class Scheduler:
         """Take the pages of the active request that ranks last, if it ranks behind `request`. It keeps its row, so its
         codes and codec state, and queues for pages; its K/V is then computed again from the prompt and its codes.
         """
-        queue = max((queue for queue in (self._prefilling, self._running) if queue), key=lambda queue: queue[-1].rank)
+        queue = max(
+            (queue for queue in (self._prefilling, self._running) if queue), key=lambda queue: queue[-1].sort_key
+        )
         victim = queue[-1]
-        if victim.rank <= request.rank:
+        if victim.sort_key <= request.sort_key:
             return False
         del queue[-1]
         self._give_back(victim, with_row=False)
         victim.state = RequestState.WAITING
         victim.preemptions += 1
         self._preemptions += 1
-        insort(self._waiting, victim, key=_rank)
+        insort(self._waiting, victim, key=_sort_key)
         return True
 
     def _give_back(self, request: Request, *, with_row: bool) -> None:
