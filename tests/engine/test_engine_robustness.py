@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from hocket import AudioArray, Engine, Sampling, Speech, SpeechRequest
 from hocket.audio.io import resample
 from hocket.config import EngineConfig, ReferenceLimits
-from hocket.core import AudioChunk
-from hocket.engine.intake import Intake
+from hocket.core import AudioChunk, PromptRows
 from hocket.errors import HocketError, InvalidRequestError, ReferenceAudioError
 
 
@@ -58,14 +58,15 @@ def test_a_mistake_of_ours_ends_only_the_request_that_met_it(
     subject = engine(golden)
     victim = subject.add(VICTIM)
     other = subject.add(SpeechRequest(text="poisoned", reference=noise(600)))
-    real = Intake._schedule
+    builder = subject.parts.prompt
+    build = builder.build
 
-    def schedule(self: Intake, job: object) -> None:
-        if getattr(job, "id", None) == other:
+    def fail(request: SpeechRequest, *references: Any) -> PromptRows:
+        if request.text == "poisoned":
             raise ZeroDivisionError("secret words")
-        real(self, job)  # type: ignore[arg-type]
+        return build(request, *references)
 
-    monkeypatch.setattr(Intake, "_schedule", schedule)
+    monkeypatch.setattr(builder, "build", fail)
     chunks = run(subject)
     ends = {chunk.request_id: chunk.end for chunk in chunks if chunk.end is not None}
     end = ends[other]

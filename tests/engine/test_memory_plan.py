@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from hocket import Engine
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import MemoryPlan
-from hocket.engine.build import EngineParts, load_parts
+from hocket.engine.build import EngineParts, assemble, load_parts
 from hocket.engine.runners.codec import CodecRunner
 from hocket.engine.runners.talker import TalkerRunner
 from hocket.errors import ConfigError
 from hocket.info import describe
+from hocket.models.registry import codec_folder, load_codec, load_talker
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -28,11 +27,6 @@ def parts_of(golden: Path, config: EngineConfig, dtype: str = "float32") -> Engi
 def plan_of(parts: EngineParts) -> MemoryPlan:
     assert parts.memory is not None
     return parts.memory
-
-
-def tensors_of(thing: object) -> Iterator[Tensor]:
-    """The tensors that an object holds itself."""
-    yield from (value for value in vars(thing).values() if isinstance(value, Tensor))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -49,26 +43,24 @@ def test_the_plan_is_what_the_tensors_take(
         chunks=ChunkPolicy(steady_chunk_frames=9),
         kv_dtype="fp8" if strict else "auto",
     )
-    model, own_codec = golden / pair[0], None if pair[1] is None else golden / pair[1]
-    parts = load_parts(model, own_codec, device="cpu", dtype=dtype, config=config)
-    plan, talker, codec, references = plan_of(parts), parts.talker, parts.codec, parts.references
-    assert isinstance(talker, TalkerRunner)
-    assert isinstance(codec, CodecRunner)
-    assert references is not None
-    kv = talker._kv
-    assert plan.kv_bytes == kv.nbytes == sum(x.nbytes for x in (kv.keys, kv.values, kv.scales) if x is not None)
-    assert kv.keys.itemsize == (1 if strict else DTYPES[dtype].itemsize)
-    assert (kv.scales is not None) == strict
-    conversions = parts.conversions
-    assert conversions is not None
-    states = [*codec._states.values(), references._state, conversions._encoder, conversions._decoder]
-    assert plan.ring_bytes == sum(state.nbytes for state in states)
-    constants = talker._codebooks_N.nbytes + talker._true.nbytes
-    own = [*tensors_of(talker), *tensors_of(talker._sampling)]
-    assert plan.row_bytes == sum(tensor.nbytes for tensor in own) - constants
-    weights = [*talker.talker.parameters(), *codec.codec.parameters(), *codec.codec.buffers()]
-    if parts.voice_vectors is not None:
-        weights += parts.voice_vectors._encoder.parameters()
+    cpu, precision = torch.device("cpu"), DTYPES[dtype]
+    model = load_talker(golden / pair[0], device=cpu, dtype=precision)
+    own_codec = None if pair[1] is None else golden / pair[1]
+    codec = load_codec(codec_folder(golden / pair[0], own_codec), device=cpu, dtype=precision)
+    parts = assemble(model, codec, config)
+    plan, talker = plan_of(parts), model.talker.config
+    assert isinstance(parts.talker, TalkerRunner)
+    assert isinstance(parts.codec, CodecRunner)
+    assert parts.references is not None
+    assert parts.conversions is not None
+    numbers = 2 * talker.layers * plan.pages * config.page_rows * talker.kv_heads
+    bytes_each = talker.head_dim + 2 if strict else talker.head_dim * precision.itemsize  # FP8 has a scale of bfloat16
+    assert plan.kv_bytes == parts.talker.kv_bytes == numbers * bytes_each
+    assert plan.row_bytes == parts.talker.row_bytes
+    assert plan.ring_bytes == parts.codec.nbytes + parts.references.nbytes + parts.conversions.nbytes
+    weights = [*model.talker.parameters(), *codec.parameters(), *codec.buffers()]
+    if model.voice_encoder is not None:
+        weights += model.voice_encoder.parameters()
     assert plan.weight_bytes == sum(tensor.nbytes for tensor in weights)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from hocket.engine.scheduling.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool
+from hocket.engine.scheduling.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool, check_pages
 from hocket.errors import CapacityError, HocketError
 
 PAGE_ROWS = 4
@@ -134,28 +134,39 @@ class TestPagePool:
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            (lambda pool: pool._references.__setitem__(1, 2), "page 1 has 2 references and 1 claims"),
-            (lambda pool: pool._free.append(1), "page 1 .* is 1 times"),
-            (lambda pool: pool._free.append(3), "page 3 .* is 2 times"),
-            (lambda pool: pool._free.remove(3), "page 3 .* is 0 times"),
-            (lambda pool: pool._free.append(SCRATCH_PAGE), "page 0 "),
-            (lambda pool: pool._free.append(9), "page 9 "),
-            (lambda pool: pool._kept.__setitem__(1, None), "page 1 .* and kept"),
-            (lambda pool: pool._kept.__setitem__(3, None), "page 3 .* and kept"),
-            (lambda pool: pool._page_of.__setitem__(b"z", 1), "index from digest to page disagree"),
-            (lambda pool: pool._page_of.clear(), "index from digest to page disagree"),
+            ({"references": [0, 2, 0, 0]}, "page 1 has 2 references and 1 claims"),
+            ({"free": [3, 1]}, "page 1 .* is 1 times"),
+            ({"free": [3, 3]}, "page 3 .* is 2 times"),
+            ({"free": []}, "page 3 .* is 0 times"),
+            ({"free": [3, SCRATCH_PAGE]}, "page 0 "),
+            ({"free": [3, 9]}, "page 9 "),
+            ({"kept": [2, 1]}, "page 1 .* and kept"),
+            ({"kept": [2, 3]}, "page 3 .* and kept"),
+            ({"page_of": {b"k": 2, b"z": 1}}, "index from digest to page disagree"),
+            ({"page_of": {}}, "index from digest to page disagree"),
+            ({"digest_of": [None] * 4, "page_of": {}}, "kept without one"),
         ],
     )
-    def test_check_says_what_is_off(self, damage: Callable[[PagePool], None], message: str) -> None:
+    def test_check_says_what_is_off(self, damage: dict[str, Any], message: str) -> None:
+        """Of three pages one is held, one is kept and one is free."""
+        books: dict[str, Any] = {
+            "references": [0, 1, 0, 0],
+            "free": [3],
+            "kept": [2],
+            "digest_of": [None, None, b"k", None],
+            "page_of": {b"k": 2},
+        }
+        check_pages([[1]], **books)
+        with pytest.raises(HocketError, match=message):
+            check_pages([[1]], **books | damage)
+
+    def test_a_pool_keeps_its_books(self) -> None:
         pool = PagePool(4, PAGE_ROWS)
         held, kept = pool.acquire(2)
-        assert (held, kept) == (1, 2)
         pool.publish(kept, b"k")
         pool.release([kept])
+        assert (held, kept, pool.free, pool.kept) == (1, 2, 1, 1)
         pool.check([[held]])
-        damage(pool)
-        with pytest.raises(HocketError, match=message):
-            pool.check([[held]])
 
     @pytest.mark.parametrize("owned", [[], [[1], [1]], [[1, 2]], [[SCRATCH_PAGE, 1]], [[1], [8]]])
     def test_check_compares_with_the_owners(self, owned: list[list[int]]) -> None:

@@ -58,6 +58,11 @@ class Conversions:
         self._ended: list[AudioChunk] = []
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of both streams' states."""
+        return self._encoder.nbytes + self._decoder.nbytes
+
+    @property
     def idle(self) -> bool:
         """`step` would do nothing."""
         return not (self._queue or self._ended)

@@ -70,6 +70,11 @@ class ReferenceEncoder:
         self.hits = 0
         self.misses = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the encoder's state."""
+        return self._state.nbytes
+
     def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.int64] | None]:
         """The codes [F, N] of a prepared recording if they are known; else some later `step` hands them out by key.
 

@@ -160,6 +160,11 @@ class CodecRunner:
             )
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the streams' states."""
+        return sum(state.nbytes for state in self._states.values())
+
+    @property
     def pack_frames(self) -> int:
         """Frames of the largest pack; 0: chunks are padded."""
         return self._steady.sizes[-1] if self.packs else 0

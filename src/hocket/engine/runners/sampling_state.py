@@ -42,6 +42,10 @@ class SamplingState:
         #: The newest batch and its rows: the set of running rows seldom changes from one frame to the next.
         self._newest: tuple[tuple[int, ...], SamplingBatch] | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return self._floats_FR.nbytes + self._integers_IR.nbytes
+
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int) -> NDArray[np.int64]:
         """Claim `row` on the host; the result [ROW_NUMBERS] is for `write`."""
         draws = (sampling.codes, sampling.predicted, sampling.stop)

@@ -88,8 +88,11 @@ class TalkerRunner:
         #: One row more than there are requests: padding reads and writes it.
         self._scratch_row = rows
 
+        self._per_row: list[Tensor] = []
+
         def per_row(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(rows + 1, *shape, dtype=dtype, device=self._device)
+            self._per_row.append(torch.zeros(rows + 1, *shape, dtype=dtype, device=self._device))
+            return self._per_row[-1]
 
         self._hidden_RD = per_row(config.hidden_size, dtype=self._dtype)
         self._seen_RNV = per_row(config.n_vq, max(config.audio_codebook_sizes), dtype=torch.bool)
@@ -113,6 +116,16 @@ class TalkerRunner:
             [*(size for size in (16, *range(32, rows, max(32, rows // 8))) if size < rows), rows],
             sorted({max(1, count // page_rows) for count in JOINED_PAGE_ROWS}),
         )
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values, the scales of float8 included."""
+        return self._kv.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the tensors that are indexed by row."""
+        return sum(tensor.nbytes for tensor in self._per_row) + self._sampling.nbytes
 
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None:
         """Claim `row` for a new request: everything that an earlier owner left there is overwritten.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,29 +176,53 @@ class PagePool:
 
     def check(self, owned: Iterable[Sequence[int]]) -> None:
         """Raise `HocketError` unless every page is free, kept, or held as often as `owned`, a list per owner, says."""
-        claims = Counter(page for pages in owned for page in pages)
-        free = Counter(self._free)
-        for page in claims.keys() | free.keys() | self._kept.keys() | set(range(self.pages)):
-            if page == SCRATCH_PAGE:
-                expected = claims[page] == free[page] == 0 and page not in self._kept
-            elif not 0 < page < self.pages:
-                expected = False
-            elif claims[page]:
-                expected = self._references[page] == claims[page] and not free[page] and page not in self._kept
-            else:
-                expected = self._references[page] == 0 and free[page] + (page in self._kept) == 1
-            if not expected:
-                references = self._references[page] if 0 <= page < self.pages else 0
-                raise HocketError(
-                    f"page {page} has {references} references and {claims[page]} claims by owners, is {free[page]} "
-                    f"times in the free list and {'' if page in self._kept else 'not '}kept"
-                )
-        named = {page: digest for page, digest in enumerate(self._digest_of) if digest is not None}
-        if named != {page: digest for digest, page in self._page_of.items()}:
-            raise HocketError("the digests of the pages and the index from digest to page disagree")
-        for page in self._kept.keys() | free.keys():
-            if (page in named) != (page in self._kept):
-                raise HocketError(f"page {page} is free with a digest, or kept without one")
+        check_pages(
+            owned,
+            references=self._references,
+            free=self._free,
+            kept=self._kept,
+            digest_of=self._digest_of,
+            page_of=self._page_of,
+        )
+
+
+def check_pages(
+    owned: Iterable[Sequence[int]],
+    *,
+    references: Sequence[int],
+    free: Sequence[int],
+    kept: Collection[int],
+    digest_of: Sequence[bytes | None],
+    page_of: Mapping[bytes, int],
+) -> None:
+    """Raise `HocketError`, saying what is off, unless the books of a `PagePool` and its owners agree.
+
+    `references` and `digest_of` have an entry for each page, the scratch page included.
+    """
+    pages = len(references)
+    claims = Counter(page for pages_of_owner in owned for page in pages_of_owner)
+    free_times = Counter(free)
+    for page in claims.keys() | free_times.keys() | set(kept) | set(range(pages)):
+        if page == SCRATCH_PAGE:
+            expected = claims[page] == free_times[page] == 0 and page not in kept
+        elif not 0 < page < pages:
+            expected = False
+        elif claims[page]:
+            expected = references[page] == claims[page] and not free_times[page] and page not in kept
+        else:
+            expected = references[page] == 0 and free_times[page] + (page in kept) == 1
+        if not expected:
+            count = references[page] if 0 <= page < pages else 0
+            raise HocketError(
+                f"page {page} has {count} references and {claims[page]} claims by owners, is {free_times[page]} "
+                f"times in the free list and {'' if page in kept else 'not '}kept"
+            )
+    named = {page: digest for page, digest in enumerate(digest_of) if digest is not None}
+    if named != {page: digest for digest, page in page_of.items()}:
+        raise HocketError("the digests of the pages and the index from digest to page disagree")
+    for page in {*kept, *free}:
+        if (page in named) != (page in kept):
+            raise HocketError(f"page {page} is free with a digest, or kept without one")
 
 
 class PrefixCache:
