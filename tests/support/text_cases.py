@@ -1,4 +1,4 @@
-"""What is written, and what is read out: the table that `test_text_front.py` checks and counts."""
+"""What is written, and what is read out: the table that `tests/text/test_normalize.py` checks and counts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prompts of Qwen3-TTS: the published example, edges of the cut, and what a checkpoint refuses.
 
-The golden rows are compared in tests/models/test_qwen3_tts_talker.py, where they can be embedded.
+The golden rows are compared in tests/models/qwen3_tts/test_qwen3_tts_talker.py, where they can be embedded.
 """
 
 from __future__ import annotations

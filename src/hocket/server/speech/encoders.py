@@ -1,8 +1,8 @@
 """Speech as the body of a response: in the six formats of OpenAI's API, whole or piece by piece, at any speed.
 
 Milliseconds of audio that a listener cannot have yet although they were fed (48 / 24 kHz, measured in
-tests/server/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128, mp3 72 / 95. A speed other
-than 1 adds up to 75 ms, beyond 2 up to 210 ms.
+tests/server/speech/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128, mp3 72 / 95. A
+speed other than 1 adds up to 75 ms, beyond 2 up to 210 ms.
 """
 
 from __future__ import annotations
