@@ -261,7 +261,7 @@ def test_the_engine_by_itself() -> None:
         (("--expect", "stereo"), "--expect is"),
         (("--body", "[1]"), "--body is not a JSON object"),
         (("--json", "no/such/folder/r.json"), "does not exist"),
-        (("--transcribe", "--recogniser", "/"), "is no faster-whisper model"),
+        (("--transcribe", "--recogniser", "/"), "is not a faster-whisper model"),
         ((*REFERENCES, "--similarity", "--speaker-model", "x"), "--speaker-model is 'x'"),
         (("--similarity",), "--similarity needs a dataset with reference recordings"),
         ((*REFERENCES, "--similarity", "--no-references"), "--similarity needs a dataset with reference recordings"),

@@ -1,4 +1,4 @@
-"""`hocket bench`: options in, reports out. Everything heavy is imported inside the commands."""
+"""`hocket bench`: options in, reports out. Heavy modules are imported inside the commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.bench import options as take
+from hocket.bench.options import EngineOptions, IsolationOptions, ServeOptions, with_options
 from hocket.errors import ConfigError, HocketError
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ bench_app = typer.Typer(rich_markup_mode=None, help="Measure speech servers, and
 
 
 @bench_app.command("serve")
-@take.with_options(take.ServeOptions)
-def serve(options: take.ServeOptions) -> None:
-    """Load any OpenAI-compatible speech server, and judge every answer by what a listener would hear."""
+@with_options(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """Load any OpenAI-compatible speech server, and judge every answer as a listener would."""
     from rich.console import Console
 
     from hocket.bench.report.conditions import Condition
@@ -47,14 +47,14 @@ def serve(options: take.ServeOptions) -> None:
 @bench_app.command("compare")
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A.json", help="Report of `hocket bench serve --json`: before.")],
-    b: Annotated[Path, typer.Argument(metavar="B.json", help="The other one: after.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="The report to compare: after.")],
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(help="Leave with 1 when it holds of a ratio B / A that is no noise: 'ttfa_p95_ms > 1.1'."),
+        typer.Option(help="Exit with 1 when a ratio B / A beyond noise does this: 'ttfa_p95_ms > 1.1'."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Compare two reports: ratios with intervals, and what is noise."""
+    """Compare two reports: ratios with intervals, and which of them are noise."""
     from rich.console import Console
 
     from hocket.bench.report.compare import compare as compare_reports
@@ -90,12 +90,12 @@ def compare(
 
 
 @bench_app.command("isolation")
-@take.with_options(take.IsolationOptions)
-def isolation(options: take.IsolationOptions) -> None:
-    """Ask for many texts at once, and check that every answer belongs to its own request.
+@with_options(IsolationOptions)
+def isolation(options: IsolationOptions) -> None:
+    """Send many texts at once, and check that every answer belongs to its own request.
 
-    Leaves with 0 when nine of ten are known as their own and none as another's, 1 when one is another's, 3 when too few
-    were understood to tell.
+    Exits with 0 when nine of ten answers match their own request and none matches another, with 1 when an answer
+    matches another request, with 3 when too few were understood.
     """
     from hocket.bench.isolation import bench_isolation, print_isolation
     from hocket.bench.report.report import write_json
@@ -108,9 +108,9 @@ def isolation(options: take.IsolationOptions) -> None:
 
 
 @bench_app.command("engine")
-@take.with_options(take.EngineOptions)
-def engine(options: take.EngineOptions) -> None:
-    """Measure the engine by itself: no server, no network, with --random-weights no checkpoint; one line of JSON."""
+@with_options(EngineOptions)
+def engine(options: EngineOptions) -> None:
+    """Measure the engine alone, without server, network and (with --random-weights) checkpoint; prints JSON."""
     from rich.console import Console
 
     from hocket.bench.engine.bench import bench_engine, engine_table
@@ -124,7 +124,7 @@ def engine(options: take.EngineOptions) -> None:
 
 
 def _leave_by(conditions: Sequence[Condition], stages: Sequence[Mapping[str, Any]]) -> None:
-    """Exit with 1 when a condition holds in a stage, or when no answer at all was good."""
+    """Exit with 1 when a condition holds in a stage, or when a stage has no good answer."""
     failed = []
     for stage in stages:
         figures = stage["figures"]

@@ -1,4 +1,4 @@
-"""What is to be spoken: the built-in sentences, a folder in the layout of Seed-TTS, or lines of JSON."""
+"""Texts to speak: the built-in sentences, a folder in the layout of Seed-TTS, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pydantic import Field, ValidationError
 from hocket.core import StrictModel
 from hocket.errors import ConfigError, ReferenceAudioError
 
-#: Of a file that is sent inside a request.
+#: Largest recording that is sent inside a request.
 _MAX_REFERENCE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One text and who is to speak it."""
+    """One text and its voice."""
 
     id: str
     text: str
     #: English name.
     language: str | None = None
     voice: str | None = None
-    #: A recording of the voice, and its words.
+    #: A recording of the voice, and its transcript.
     reference: Path | None = None
     reference_text: str | None = None
 
@@ -57,14 +57,14 @@ def _sentences() -> dict[str, dict[str, Any]]:
 
 
 def set_names() -> tuple[str, ...]:
-    """The built-in sets."""
+    """Names of the built-in sets."""
     return tuple(_sentences())
 
 
 def load_dataset(kind: str, path: Path | None) -> list[Item]:
     """`kind` is "seed-tts" or "jsonl" with a `path`, or built-in sets: "plain", "plain,numbers", "all".
 
-    Raises ConfigError for anything that is not there or not in order.
+    Raises ConfigError for a file that is missing or malformed.
     """
     if kind in {"seed-tts", "jsonl"}:
         if path is None:
@@ -89,7 +89,7 @@ def load_dataset(kind: str, path: Path | None) -> list[Item]:
 def choose(
     items: Sequence[Item], *, seed: int | None, limit: int | None, voices: Sequence[str] = (), references: bool = True
 ) -> list[Item]:
-    """Shuffled by `seed` (None: as they are), the first `limit` of them, spoken by `voices` in turn."""
+    """Shuffle by `seed` (None keeps the order), take the first `limit`, and assign `voices` in turn."""
     chosen = list(items)
     if seed is not None:
         random.Random(seed).shuffle(chosen)
@@ -103,7 +103,7 @@ def choose(
 
 @cache
 def data_uri(path: Path) -> str:
-    """A recording as it travels in JSON. Raises ReferenceAudioError."""
+    """Encode a recording for JSON. Raises ReferenceAudioError."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -115,7 +115,7 @@ def data_uri(path: Path) -> str:
 
 
 def _seed_tts(path: Path) -> list[Item]:
-    """Lines `id|reference text|reference file|text`, perhaps `|recording`; the folder tells the language."""
+    """Read lines `id|reference text|reference file|text[|recording]`; the folder's name tells the language."""
     file = path / "meta.lst" if path.is_dir() else path
     language = {"en": "English", "zh": "Chinese"}.get(file.resolve().parent.name)
     items = []
@@ -153,7 +153,7 @@ def _jsonl(path: Path) -> list[Item]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that hold something, with their numbers."""
+    """Lines that are not blank, with their numbers."""
     if "\0" in str(path):
         raise ConfigError("the path has a NUL in it", param="dataset")
     try:
@@ -162,13 +162,14 @@ def _lines(path: Path) -> list[tuple[int, str]]:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}", param="dataset") from error
     except UnicodeDecodeError:
         raise ConfigError(f"{str(path)!r} is not UTF-8; convert it first", param="dataset") from None
-    # Not splitlines: U+2028 and its like stand inside of texts.
+    # Not splitlines: texts may contain U+2028 and the like.
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _inside(file: Path, name: str, number: int) -> Path:
-    """A recording that a list names. Lists are downloaded, and what they name is sent to a server: so only from below
-    the list's own folder.
+    """Resolve a recording that a list names, below the list's own folder only.
+
+    Lists are downloaded, and the files that they name are sent to a server.
     """
     folder = file.resolve().parent
     try:

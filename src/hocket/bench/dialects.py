@@ -1,4 +1,4 @@
-"""How each server wants to be asked: the fields of `POST /v1/audio/speech`, and what a dialect cannot say."""
+"""The request that each server expects: the fields of `POST /v1/audio/speech`, and the limits of a dialect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hocket.bench.dataset import Item
 from hocket.errors import ConfigError
 
-#: How the audio is sent: bytes as they are made, server-sent events, or one whole answer.
+#: How the server sends audio: raw bytes while it generates them, server-sent events, or one whole answer.
 Delivery = Literal["raw", "sse", "whole"]
 DELIVERIES: tuple[Delivery, ...] = ("raw", "sse", "whole")
 FORMATS = ("pcm", "wav", "mp3", "opus", "flac", "aac")
@@ -19,18 +19,18 @@ SPEECH_PATH = "/v1/audio/speech"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One server's way to write a request. Field names are None where the server has no such field."""
+    """One server's request format. A field name is None where the server has no such field."""
 
     name: str
-    #: What is added to the body for each delivery; a delivery that is missing is not to be had.
+    #: Fields that select each delivery; the server does not support a missing one.
     deliveries: Mapping[Delivery, Mapping[str, Any]]
     #: Formats that can be streamed (raw and sse).
     streamed_formats: tuple[str, ...] = FORMATS
-    #: Sent when the caller names none.
+    #: Defaults for callers that name none.
     model: str | None = None
     voice: str | None = None
     language: str | None = None
-    #: The language by its English name, or by a code of this table.
+    #: Codes by English name; None: the server takes the English name itself.
     language_codes: Mapping[str, str] | None = None
     reference: str | None = None
     reference_text: str | None = None
@@ -60,7 +60,7 @@ class Dialect:
         seed: int | None,
         extra: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """The JSON body for `item`; `extra` goes before everything."""
+        """The JSON body for `item`; fields of `extra` win."""
         fields: dict[str, Any] = {
             "model": model or self.model,
             "input": item.text,
@@ -100,7 +100,7 @@ _DIALECTS = (
         reference_text="reference_text",
         seed="seed",
     ),
-    # OpenAI's own: a body is always sent as it is made, and "whole" is the caller's patience.
+    # OpenAI always streams the body; "whole" only means that the caller waits for its end.
     Dialect(
         "openai",
         {"raw": {}, "sse": {"stream_format": "sse"}, "whole": {}},

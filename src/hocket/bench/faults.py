@@ -1,39 +1,39 @@
-"""Everything that can be wrong with an answer, by name."""
+"""Faults of an answer, by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Kind and what it means; the order is that of reports.
+#: Meaning of each kind, in the order of reports.
 FAULTS = {
     "connect": "no connection",
     "timeout": "not complete in time",
-    "http": "not HTTP/1.1 as it should be",
+    "http": "not valid HTTP/1.1",
     "status": "an HTTP status other than 200",
     "too_big": "more bytes than any speech has",
     "incomplete": "the connection ended before the answer did",
     "error_event": "an error event inside the stream",
-    "unfinished": "the events ended without the one that says so",
+    "unfinished": "the events ended without a final one",
     "not_audio": "cannot be decoded",
-    "wrong_format": "another format than the one asked for",
+    "wrong_format": "another format than the requested one",
     "headers_inside": "file headers in the middle of the audio, which play as clicks",
-    "unknown_rate": "samples without a container, and no word of their rate and channels",
+    "unknown_rate": "raw samples without a stated rate and channels",
     "wrong_rate": "the rate or the channels contradict the container, the probe or --expect",
-    "wrong_length": "the length contradicts what the answer says of itself",
+    "wrong_length": "the length contradicts the one that the answer states",
     "no_audio": "a success without a single sample",
-    "silent": "nothing to be heard, or a silence longer than allowed",
+    "silent": "inaudible, or a silence longer than allowed",
     "clipped": "samples held at full scale",
-    "too_short": "shorter than the text can be spoken",
-    "too_long": "longer than anybody needs for the text",
-    "stalled": "a player would have stood still for too long at a time",
-    "same_audio": "the very audio of another text",
+    "too_short": "too short for the text",
+    "too_long": "too long for the text",
+    "stalled": "a player would have stalled for too long at a time",
+    "same_audio": "identical to the audio of another text",
     "wrong_words": "the recogniser heard something else",
     "wrong_voice": "too unlike the reference speaker",
 }
 
 
-#: Faults of answers that are right but late. They fail, and still count in every figure: to leave out the slowest would
-#: flatter the rest.
+#: Faults of answers that are right but late. They fail, yet they count in every figure: without the slowest
+#: answers the figures would flatter the server.
 SLOW = frozenset({"stalled"})
 
 
@@ -46,7 +46,7 @@ def one_line(text: str, max_characters: int = 200) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with one answer."""
+    """One fault of one answer."""
 
     kind: str
     detail: str = ""
@@ -57,7 +57,7 @@ class Fault:
 
 
 class ResponseError(Exception):
-    """The answer holds nothing that could be listened to."""
+    """The answer holds no audio."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(detail)

@@ -1,7 +1,7 @@
-"""One HTTP request at a time, with the arrival of every piece of the answer timed where the socket hands it over.
+"""An HTTP client that timestamps each chunk of a response in the socket's callback.
 
-Clients such as httpx tell when a task got to see a piece; under load that is later than when it arrived. Here the clock
-is read in the event loop's own callback, and HTTP/1.1 itself is left to h11.
+Clients such as httpx show when a task saw a chunk, which under load is later than its arrival. HTTP/1.1 itself is
+h11's.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ import h11
 
 from hocket.errors import ConfigError
 
-#: Read from the socket at once; h11 bounds headers by it as well.
+#: Largest header block that h11 accepts.
 _MAX_HEADER_BYTES = 64 * 1024
 _HTTP_OK = 200
 _PAGE_SECONDS = 5.0
 _MAX_PAGE_BYTES = 4 * 2**20
-#: A shorter one is a word such as EMPTY, which a server that wants no key is given.
+#: A shorter key is a placeholder such as EMPTY, for servers without authentication.
 _SHORTEST_KEY = 8
-#: A quarter of an hour of 48 kHz stereo. Answers are held in memory until they end, and some never do.
+#: A quarter of an hour of 48 kHz stereo. Responses are held in memory until they end, and some never do.
 MAX_BODY_BYTES = 192 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """The server that requests go to."""
 
     host: str
     port: int
-    #: In front of every path: "" or "/something".
+    #: Prefix of every path: "" or "/something".
     prefix: str
     tls: ssl.SSLContext | None
-    #: As in the header `Host`.
+    #: Value of the header `Host`.
     authority: str
 
     @classmethod
     def parse(cls, base_url: str) -> Target:
-        """An address such as http://127.0.0.1:8000, with or without /v1 at its end. Raises ConfigError."""
+        """Parse an address such as http://127.0.0.1:8000, with or without a final /v1. Raises ConfigError."""
         try:
             parts = urlsplit(base_url)
             port = parts.port
@@ -69,13 +69,13 @@ class Target:
 
     @property
     def url(self) -> str:
-        """The address again, without what `parse` left out."""
+        """The address in its normal form."""
         return f"http{'s' if self.tls else ''}://{self.authority}{self.prefix}"
 
 
 @dataclass(slots=True)
 class Response:
-    """What came back, and when. Times are `perf_counter` seconds."""
+    """One response and its times, in `perf_counter` seconds."""
 
     #: Before the connection was opened.
     sent_at: float
@@ -83,17 +83,17 @@ class Response:
     status: int = 0
     #: Names in lower case.
     headers: dict[str, str] = field(default_factory=dict)
-    #: Of each piece of the body: when it arrived, and the bytes of the body that had arrived by then.
+    #: (time, bytes of the body received by then), one for each read from the socket.
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     body: bytes = b""
     ended_at: float = 0.0
-    #: Why the answer is not whole: "connect", "timeout", "http", "incomplete", "too_big"; and in words.
+    #: Why the response is not whole: "connect", "timeout", "http", "incomplete" or "too_big"; then in words.
     broken: str | None = None
     detail: str = ""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key. Raises ConfigError for a key that no header can carry, without repeating it."""
+    """The header that carries a key. Raises ConfigError, without the key in its text, for an invalid one."""
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
@@ -102,7 +102,7 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 def without_key(document: Any, api_key: str | None) -> Any:
-    """`document`, a piece of JSON, in which nothing that a server said repeats the key."""
+    """Mask the key in every string of a JSON `document`: servers may repeat it."""
     if api_key is None or len(api_key) < _SHORTEST_KEY:
         return document
     if isinstance(document, dict):
@@ -113,7 +113,7 @@ def without_key(document: Any, api_key: str | None) -> Any:
 
 
 async def page(target: Target, path: str, api_key: str | None = None) -> bytes | None:
-    """The body of a small page, with an end to time and size; None where there is no such page."""
+    """Fetch a small page, within 5 s and 4 MiB; None where there is no such page."""
     response = await send(target, "GET", path, bearer(api_key), b"", _PAGE_SECONDS, _MAX_PAGE_BYTES)
     return response.body if response.broken is None and response.status == _HTTP_OK else None
 
@@ -127,9 +127,9 @@ async def send(
     timeout: float,
     max_bytes: int = MAX_BODY_BYTES,
 ) -> Response:
-    """One request on a connection of its own, of whose answer at most `max_bytes` bytes are taken.
+    """Send one request on a connection of its own, and read up to `max_bytes` of the response.
 
-    What goes wrong is in the answer, nothing is raised.
+    Raises nothing: a failure is in the response.
     """
     response = Response(sent_at=perf_counter())
     exchange = _Exchange(response, max_bytes)
@@ -157,7 +157,7 @@ async def send(
 
 
 class _Exchange(asyncio.Protocol):
-    """Feeds h11 and writes down what it says."""
+    """Feeds h11 with received bytes, and records its events in the response."""
 
     def __init__(self, response: Response, max_bytes: int) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,7 +167,7 @@ class _Exchange(asyncio.Protocol):
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADER_BYTES)
 
     def begin(self, request: h11.Request, body: bytes) -> bytes:
-        """What to send."""
+        """The bytes of the request."""
         parts = [self._http.send(request), self._http.send(h11.Data(data=body)), self._http.send(h11.EndOfMessage())]
         return b"".join(part for part in parts if part)
 

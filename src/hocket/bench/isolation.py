@@ -1,8 +1,8 @@
-"""`hocket bench isolation`: does everybody get their own words, in their own voice, when all ask at once?
+"""`hocket bench isolation`: does every concurrent request get its own words, in its own voice?
 
-Many different texts are asked for at a time, and each answer is matched to the request whose text it sounds most like.
-Where a server honours seeds, `--by seed` needs no recogniser: each request is asked alone first, and the answer in the
-crowd must be most like that one.
+Many different texts are requested at once, and each answer is matched to the most similar text. Where a server honours
+seeds, `--by seed` needs no recogniser: each request is sent alone first, and its answer in the crowd must be most
+similar to that one.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ By = Literal["words", "seed"]
 WAYS: tuple[By, ...] = ("words", "seed")
 Verdict = Literal["own", "other", "unclear"]
 
-#: An answer less like its nearest text than this was not understood.
+#: An answer that is less similar to its nearest text was not understood.
 _UNDERSTOOD = 0.5
-#: Own and next must differ by this, or the match says nothing.
+#: Own and nearest other text must differ by this, or the match is inconclusive.
 _MARGIN = 0.1
-#: Recognisers mishear some texts; of all answers, this share must be known as their own.
+#: Recognisers mishear some texts; this share of answers must match its own request.
 _PROVEN = 0.9
-#: Level of sound in pieces of this length is what audio is compared by; rounding does not change it.
+#: Audio is compared by its level in windows of this length, which rounding does not change.
 _ENVELOPE_SECONDS = 0.02
 
 
 def bench_isolation(config: RunConfig, by: By) -> dict[str, Any]:
-    """The report: one verdict for each answer. Raises ConfigError, HocketError."""
+    """Send all requests, and report a verdict for each answer. Raises ConfigError, HocketError."""
     texts = [item.text for item in config.items]
     if len(set(texts)) < 2:
         raise ConfigError("isolation needs at least two different texts; give --dataset with more")
@@ -96,7 +96,7 @@ def _rows(
     decoded: Sequence[tuple[NDArray[np.float32] | None, str]],
     texts: Sequence[str] | None,
 ) -> list[dict[str, Any]]:
-    """Each answer: its own request's likeness, the next best's, and what that means."""
+    """One row for each answer: similarity to its own request and to the next best, and the verdict."""
     said = [item.text for item in config.items]
     rows = []
     for i, item in enumerate(config.items):
@@ -119,7 +119,7 @@ def _rows(
 
 
 def parse_by(name: str) -> By:
-    """Raises ConfigError."""
+    """Check `--by`. Raises ConfigError."""
     for by in WAYS:
         if by == name:
             return by
@@ -127,7 +127,7 @@ def parse_by(name: str) -> By:
 
 
 def print_isolation(report: dict[str, Any]) -> str:
-    """A few lines: counts, then every answer that is not its own."""
+    """The counts, then a line for every answer that does not match its own request."""
     counts = report["counts"]
     shown = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [f"{report['requests']} answers, {report['most_open']} at a time, by {report['by']}: {shown}"]
@@ -139,7 +139,7 @@ def print_isolation(report: dict[str, Any]) -> str:
         if row.get("voice_verdict") == "other":
             lines.append(f"  LEAK: request {row['index']} was spoken in the voice of request {row['voice_match']}")
     if counts.get("unclear"):
-        lines.append("  unclear: like no text well enough to say whose it is; that proves nothing either way")
+        lines.append("  unclear: not similar enough to any text; this proves nothing either way")
     lines.append({"isolated": "PASS", "leak": "FAIL", "unproven": "NOT PROVEN"}[report["verdict"]])
     return "\n".join(lines)
 
@@ -153,7 +153,7 @@ async def _send_all(config: RunConfig, client: BenchClient, load: Load) -> Stage
 
 
 def _audio_of(client: BenchClient, run: StageRun) -> list[tuple[NDArray[np.float32] | None, str]]:
-    """In order of the requests: mono audio at 16 kHz, or None and what was wrong."""
+    """In order of the requests: mono audio at 16 kHz, or None and the fault."""
     found: list[tuple[NDArray[np.float32] | None, str]] = []
     for one in sorted(run.sent, key=lambda one: one.index):
         try:
@@ -174,7 +174,7 @@ def _recognise(config: RunConfig, audio: Sequence[NDArray[np.float32] | None]) -
 
 
 def _words_likeness(config: RunConfig, decoded: Sequence[str]) -> NDArray[np.float64]:
-    """[answer, text]: 1 where all characters agree, 0 where none does."""
+    """Similarity [answer, text]: 1 where all characters agree, 0 where none does."""
     distance: Any = need("rapidfuzz", "hocket bench isolation").distance.Levenshtein.normalized_similarity
     rows = [
         [
@@ -189,7 +189,7 @@ def _words_likeness(config: RunConfig, decoded: Sequence[str]) -> NDArray[np.flo
 def _audio_likeness(
     audio: Sequence[NDArray[np.float32] | None], alone: Sequence[NDArray[np.float32] | None]
 ) -> NDArray[np.float64]:
-    """[answer, answer alone]: correlation of how loudness goes, over the longer of the two."""
+    """Correlation of loudness envelopes [answer, answer alone], over the longer of the two."""
     crowd = [_envelope(samples) for samples in audio]
     single = [_envelope(samples) for samples in alone]
     return np.array([[_correlation(one, other) for other in single] for one in crowd], np.float64)
@@ -213,18 +213,18 @@ def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 
 def _verdict(own: float, other: float) -> Verdict:
-    """Whose speech an answer is that is so much like its own text, and so much like the nearest other one."""
+    """The verdict on an answer, from its similarity to its own text and to the nearest other one."""
     if max(own, other) < _UNDERSTOOD or abs(own - other) < _MARGIN:
         return "unclear"
     return "own" if own > other else "other"
 
 
 def _match_voices(config: RunConfig, audio: Sequence[NDArray[np.float32] | None], rows: list[dict[str, Any]]) -> None:
-    """Beside the words: the reference that each answer sounds most like."""
+    """Note the reference voice that each answer is most similar to."""
     model = config.speaker_model
     assert model is not None
     references = {item.reference: i for i, item in enumerate(config.items) if item.reference is not None}
-    assert len(references) > 1, "one voice alone is always its own"
+    assert len(references) > 1, "a single voice always matches itself"
     known = {path: embed_file(model, path) for path in references if path is not None}
     for row, item, samples in zip(rows, config.items, audio, strict=True):
         if samples is None or item.reference is None:

@@ -1,4 +1,4 @@
-"""Packages that only some measurements need: present, or an error that says how to get them."""
+"""Packages that only some measurements need, or an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _COMMANDS = {
     "whisper_normalizer.basic": _BENCH,
     "whisper_normalizer.english": _BENCH,
     "onnxruntime": _BENCH,
-    # Its own dependencies name a package that must be compiled; these are the ones that it really needs.
+    # Its own dependencies name a package that must be compiled; these two are sufficient.
     "resemblyzer": "pip install librosa webrtcvad-wheels && pip install --no-deps resemblyzer",
 }
 
 
 def need(module: str, option: str) -> ModuleType:
-    """The module. Raises ConfigError, naming the option that wants it."""
+    """Import `module`. Raises ConfigError that names the `option` which needs it."""
     try:
         return importlib.import_module(module)
     except ImportError:

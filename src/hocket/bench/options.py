@@ -1,7 +1,6 @@
-"""The options of `hocket bench serve`, `isolation` and `engine` as dataclasses, and what they come to.
+"""The options of `hocket bench serve`, `isolation` and `engine`, as dataclasses that make run configurations.
 
-A field is an option, its default the option's; None is "not given", so that an option which does nothing by itself can
-be refused.
+A field is an option with its default. None means "not given", so that an option without effect can be refused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the whole r
 
 
 def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:
-    """Make a Typer command of a function that takes `options`, a dataclass: its fields become the command's."""
+    """Make a Typer command of a function that takes `options`, a dataclass whose fields are the command's options."""
     hints = get_type_hints(options, include_extras=True)
     parameters = [
         inspect.Parameter(
@@ -57,10 +56,10 @@ def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What is asked of which server, and who listens."""
+    """Options of a client: the server, its requests, and the judges of its answers."""
 
     base_url: Annotated[str, typer.Option("--base-url", help="Address of the server, e.g. http://127.0.0.1:8000.")]
-    path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="Of the dataset seed-tts or jsonl.")] = None
+    path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="Path of the dataset seed-tts or jsonl.")] = None
     dialect: Annotated[str, typer.Option(help="hocket, openai, vllm-omni, sglang-omni, kokoro-fastapi.")] = "hocket"
     dataset: Annotated[
         str,
@@ -71,30 +70,28 @@ class RequestOptions:
     ] = "plain"
     limit: Annotated[int | None, typer.Option(min=1, help="Use only so many texts.")] = None
     references: Annotated[bool, typer.Option(help="Send the dataset's reference recordings.")] = True
-    voice: Annotated[str | None, typer.Option(help="Names of voices, which take turns: a,b,c.")] = None
-    model: Annotated[str | None, typer.Option(help="Model to ask for; default: the server's.")] = None
+    voice: Annotated[str | None, typer.Option(help="Voices, used in turn: a,b,c.")] = None
+    model: Annotated[str | None, typer.Option(help="Model to request; default: the server's.")] = None
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the clock starts.")] = 2
-    delivery: Annotated[str, typer.Option(help="raw (bytes as they are made), sse, or whole.")] = "raw"
+    delivery: Annotated[str, typer.Option(help="raw (streamed bytes), sse, or whole.")] = "raw"
     response_format: Annotated[str, typer.Option("--format", help="pcm, wav, mp3, opus, flac or aac.")] = "pcm"
     request_seed: Annotated[int | None, typer.Option(min=0, help="Request i is sent with this seed + i.")] = None
-    body: Annotated[str | None, typer.Option(help='More fields of every request, as JSON: {"temperature": 0.8}.')] = (
-        None
-    )
-    api_key: Annotated[str | None, typer.Option(help="Better in HOCKET_API_KEY, where other users cannot see it.")] = (
-        None
-    )
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take.")] = 120.0
-    seed: Annotated[int, typer.Option(min=0, help="Of the texts' order, of arrivals and of intervals.")] = 0
-    pcm_rate: Annotated[
-        int | None, typer.Option(min=1, help="Rate of raw samples, for a server that does not say.")
+    body: Annotated[
+        str | None, typer.Option(help='Additional fields of every request, as JSON: {"temperature": 0.8}.')
     ] = None
-    pcm_channels: Annotated[int | None, typer.Option(min=1, max=8, help="Their channels; default: 1.")] = None
+    api_key: Annotated[str | None, typer.Option(help="API key; HOCKET_API_KEY hides it from other users.")] = None
+    timeout: Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")] = 120.0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the texts' order, of arrivals and of intervals.")] = 0
+    pcm_rate: Annotated[int | None, typer.Option(min=1, help="Rate of raw samples, for servers that state none.")] = (
+        None
+    )
+    pcm_channels: Annotated[int | None, typer.Option(min=1, max=8, help="Channels of raw samples; default: 1.")] = None
     recogniser: Annotated[
         str | None,
         typer.Option(help="faster-whisper model or folder, or the address of a transcription server; default: base."),
     ] = None
     recogniser_model: Annotated[
-        str | None, typer.Option(help="Model to ask a transcription server for; default: whisper-1.")
+        str | None, typer.Option(help="Model of the transcription server; default: whisper-1.")
     ] = None
     recogniser_api_key: Annotated[str | None, typer.Option(help="API key of the transcription server.")] = None
     similarity: Annotated[
@@ -106,7 +103,7 @@ class RequestOptions:
     json_path: JsonPath = None
 
     def _check_partners(self, recognises_words: bool, words_option: str) -> None:
-        """Raise ConfigError for an option that does nothing; `words_option` is what would call a recogniser."""
+        """Raise ConfigError for an option without effect; `words_option` is the one that enables a recogniser."""
         needs("--pcm-channels", self.pcm_channels, self.pcm_rate is not None, "--pcm-rate")
         needs("--speaker-model", self.speaker_model, self.similarity, "--similarity")
         for option, value in (
@@ -122,7 +119,7 @@ class RequestOptions:
     def _run_config(
         self, *, order_seed: int | None, recognises_words: bool, min_references: int, **more: Any
     ) -> RunConfig:
-        """`more` are fields of `RunConfig`. Raises ConfigError, before it loads what listens."""
+        """`more` are fields of `RunConfig`. Raises ConfigError, before it loads models."""
         from hocket.bench.dataset import choose, load_dataset
         from hocket.bench.dialects import find_dialect, parse_delivery
         from hocket.bench.http import Target, bearer
@@ -175,41 +172,44 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(RequestOptions):
-    """Of `hocket bench serve`."""
+    """Options of `hocket bench serve`."""
 
     shuffle: Annotated[bool, typer.Option(help="Shuffle the texts, by --seed.")] = True
-    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many ask again and again.")] = None
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, answers or not.")] = None
+    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop with so many clients.")] = None
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop with so many requests a second.")] = None
     ramp: Annotated[str | None, typer.Option(help="Stages: clients 1,2,4 or rates 1/s,2/s.")] = None
-    arrivals: Annotated[str | None, typer.Option(help="Of an open loop: poisson or constant; default: poisson.")] = None
-    requests: Annotated[int | None, typer.Option(min=1, help="In each stage; default: enough for a steady state.")] = (
-        None
-    )
-    expect: Annotated[str | None, typer.Option(help="Rate and channels that are right: 48000x2.")] = None
+    arrivals: Annotated[
+        str | None, typer.Option(help="Arrivals of an open loop: poisson or constant; default: poisson.")
+    ] = None
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests of each stage; default: enough for a steady state.")
+    ] = None
+    expect: Annotated[str | None, typer.Option(help="Expected rate and channels: 48000x2.")] = None
     buffer_ms: Annotated[float, typer.Option(min=0, help="Start buffer of the second player.")] = 200.0
-    stall_seconds: Annotated[float, typer.Option(min=0, help="A player that stands still for longer fails.")] = 2.0
+    stall_seconds: Annotated[float, typer.Option(min=0, help="A longer stall of the player fails.")] = 2.0
     max_silence_seconds: Annotated[float, typer.Option(min=0, help="A longer silence fails.")] = 3.0
     max_clipped: Annotated[float, typer.Option(min=0, help="A larger share of samples at full scale fails.")] = 0.001
-    ignore_length: Annotated[bool, typer.Option("--ignore-length", help="Do not judge lengths by the texts.")] = False
+    ignore_length: Annotated[bool, typer.Option("--ignore-length", help="Do not compare lengths to the texts.")] = False
     transcribe: Annotated[bool, typer.Option("--transcribe", help="Recognise the words and count errors.")] = False
     max_cer: Annotated[
         float | None, typer.Option(min=0, help="A larger share of wrong characters fails; default: 0.5.")
     ] = None
-    min_similarity: Annotated[float | None, typer.Option(help="Less alike fails.")] = None
-    probe: Annotated[bool, typer.Option(help="Ask for one WAV file first, to check the rate of raw samples.")] = True
+    min_similarity: Annotated[float | None, typer.Option(help="A smaller similarity fails.")] = None
+    probe: Annotated[bool, typer.Option(help="Request one WAV file first, to check the rate of raw samples.")] = True
     floor: Annotated[bool, typer.Option(help="Measure the generator against a stub first.")] = True
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots here, and audio worth hearing beside it.")
+        Path | None, typer.Option(help="Write a page with plots here, and the audio of bad answers beside it.")
     ] = None
     keep_audio: Annotated[
-        int | None, typer.Option(min=0, help="Failures, and worst cases, kept to be heard; default: 10.")
+        int | None,
+        typer.Option(min=0, help="Number of failures, and of worst cases, whose audio is kept; default: 10."),
     ] = None
     fail_if: Annotated[
-        list[str] | None, typer.Option(help="Leave with 1 when it holds: 'ttfa_p95_ms > 200'; may be repeated.")
+        list[str] | None, typer.Option(help="Exit with 1 when this holds: 'ttfa_p95_ms > 200'; may be repeated.")
     ] = None
 
     def run_config(self) -> RunConfig:
-        """Raises ConfigError, and AudioFileError for a report that could not be written."""
+        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that cannot be written."""
         from hocket.bench.judge.outcome import Limits
 
         self._check_partners(self.transcribe, "--transcribe")
@@ -238,7 +238,7 @@ class ServeOptions(RequestOptions):
         )
 
     def _loads(self) -> list[Load]:
-        """The stages. Raises ConfigError when they contradict each other."""
+        """The stages. Raises ConfigError for contradicting options."""
         from hocket.bench.load.generator import parse_arrivals, parse_ramp
 
         of_clients = None if self.clients is None else str(self.clients)
@@ -252,7 +252,7 @@ class ServeOptions(RequestOptions):
         return loads
 
     def _audio_folder(self) -> Path | None:
-        """Where audio worth hearing is kept: beside the report, which must be writable."""
+        """The folder for audio of bad answers, beside the report, which must be writable."""
         from hocket.audio.files import check_replaceable
 
         for output in (self.json_path, self.html):
@@ -265,24 +265,26 @@ class ServeOptions(RequestOptions):
             return None
         folder = beside.with_name(f"{beside.stem}_audio")
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{str(folder)!r} is no folder; audio is kept there, so name the report otherwise")
+            raise ConfigError(
+                f"{str(folder)!r} is not a folder, but audio is kept under this name; give the report another name"
+            )
         return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationOptions(RequestOptions):
-    """Of `hocket bench isolation`."""
+    """Options of `hocket bench isolation`."""
 
-    dataset: Annotated[str, typer.Option(help="As of `hocket bench serve`.")] = "plain,names"
-    warmup: Annotated[int, typer.Option(min=0, help="Requests that are not counted.")] = 1
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take.")] = 300.0
-    clients: Annotated[int, typer.Option(min=2, help="Requests that are open at a time.")] = 32
+    dataset: Annotated[str, typer.Option(help="As for `hocket bench serve`.")] = "plain,names"
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the clock starts.")] = 1
+    timeout: Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")] = 300.0
+    clients: Annotated[int, typer.Option(min=2, help="Number of concurrent requests.")] = 32
     by: Annotated[
-        str, typer.Option(help="words (a recogniser listens), or seed (each answer against itself alone).")
+        str, typer.Option(help="words (a recogniser transcribes), or seed (each answer is compared to itself alone).")
     ] = "words"
 
     def run_config(self) -> tuple[RunConfig, By]:
-        """Raises ConfigError, and AudioFileError for a report that could not be written."""
+        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that cannot be written."""
         from hocket.audio.files import check_replaceable
         from hocket.bench.isolation import parse_by
         from hocket.bench.load.generator import Load
@@ -297,7 +299,7 @@ class IsolationOptions(RequestOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Of `hocket bench engine`."""
+    """Options of `hocket bench engine`."""
 
     model: Annotated[
         str,
@@ -306,14 +308,18 @@ class EngineOptions:
         ),
     ]
     codec: Annotated[str | None, typer.Option(help="Codec folder; default: the model's.")] = None
-    random_weights: Annotated[bool, typer.Option("--random-weights", help="Only the dimensions are the model's.")] = (
-        False
-    )
-    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many requests are open; default: 1.")] = (
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Use the model's dimensions with random weights.")
+    ] = False
+    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop with so many open requests; default: 1.")] = (
         None
     )
-    open_loop: Annotated[float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead.")] = None
-    requests: Annotated[int | None, typer.Option(min=1, help="Default: the whole workload, 1,088.")] = None
+    open_loop: Annotated[
+        float | None, typer.Option(min=0.001, help="Open loop with so many Poisson arrivals a second.")
+    ] = None
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests; default: the whole workload, 1,088.")
+    ] = None
     ignore_stop: Annotated[bool, typer.Option(help="Speak exactly as long as the workload says.")] = True
     profile: Annotated[str, typer.Option(help="default, throughput, latency, cpu, or a YAML file.")] = "default"
     settings: Annotated[
@@ -322,12 +328,12 @@ class EngineOptions:
     strict: Annotated[bool, typer.Option("--strict", help="Same bytes under any load.")] = False
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the profile's.")] = None
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, codes, arrivals and requests.")] = 0
-    seeded: Annotated[bool, typer.Option(help="Every request says its seed.")] = True
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, codes, arrivals and requests.")] = 0
+    seeded: Annotated[bool, typer.Option(help="Give every request its own seed.")] = True
     json_path: JsonPath = None
 
     def run_config(self) -> EngineRunConfig:
-        """Raises ConfigError, and AudioFileError for a report that could not be written."""
+        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that cannot be written."""
         from hocket.audio.files import check_replaceable
         from hocket.bench.engine.bench import CONTEXT_ROWS, EngineRunConfig, engine_config
         from hocket.server.profiles import load_profile, parse_settings
@@ -340,7 +346,7 @@ class EngineOptions:
         layer = parse_settings(self.settings or [])
         check_engine_settings(layer.values)
         loaded = load_profile(self.profile, layer)
-        # A profile's rows are a server's; here there are as many as clients. The workload needs no long context.
+        # A profile sizes a server; the benchmark has as many rows as clients, and short requests.
         rows = None if loaded.origins["engine.rows"] == "--set" else clients
         context_rows = CONTEXT_ROWS if loaded.origins["engine.max_context_rows"] == "built in" else None
         return EngineRunConfig(
@@ -361,13 +367,13 @@ class EngineOptions:
 
 
 def needs(option: str, value: object, has_partner: bool, partner: str) -> None:
-    """Raise ConfigError for an option that was given without the one that it belongs to."""
+    """Raise ConfigError for an option that was given without the one that it depends on."""
     if value is not None and not has_partner:
         raise ConfigError(f"{option} does nothing without {partner}; add that, or leave it out")
 
 
 def parse_shape(text: str | None) -> tuple[int, int] | None:
-    """ "48000x2" is 48 kHz stereo. Raises ConfigError."""
+    """Parse "48000x2" (48 kHz stereo). Raises ConfigError."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,6})x(\d)", text)
@@ -377,7 +383,7 @@ def parse_shape(text: str | None) -> tuple[int, int] | None:
 
 
 def check_engine_settings(keys: Iterable[str]) -> None:
-    """Raise ConfigError for a setting (`--set`) that the engine by itself does not read."""
+    """Raise ConfigError for a setting (`--set`) that `hocket bench engine` does not read."""
     for key in keys:
         if key.startswith("engine.runaway."):
             raise ConfigError(f"--set {key} does nothing here: no speech is ended early; leave it out", param=key)

@@ -1,4 +1,4 @@
-"""`hocket bench serve`: warm up, probe, load stage by stage, judge every answer, and put it all into one report."""
+"""`hocket bench serve`: warm up, probe, load stage by stage, judge every answer, and make one report."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from hocket.bench.report.statistics import figures_of, timeline_of
 from hocket.errors import HocketError
 from hocket.progress import progress_bar
 
-#: Requests of a stage whose chunk times stay in the report, for its plots.
+#: Number of requests of a stage whose chunk times stay in the report, for its plots.
 _KEPT_MARKS = 200
-_FLOOR_STREAMS = 64
-#: From here on the generator disturbs what it measures.
+_SELF_CHECK_STREAMS = 64
+#: A generator above these limits disturbs the measurement.
 _BUSY_CORES = 0.9
 _LATE_MS = 20.0
 
 
 def bench_serve(config: RunConfig) -> dict[str, Any]:
-    """The report. Raises HocketError when there is nothing at the address."""
+    """Run all stages and return the report. Raises HocketError when nothing answers at the address."""
     with (
         TemporaryDirectory(prefix="hocket-bench-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -45,11 +45,11 @@ def bench_serve(config: RunConfig) -> dict[str, Any]:
 
 async def _session(config: RunConfig, folder: Path) -> dict[str, Any]:
     first = BenchClient(config, folder / "first")
-    streams = min(_FLOOR_STREAMS, max(load.clients or _FLOOR_STREAMS for load in config.loads))
+    streams = min(_SELF_CHECK_STREAMS, max(load.clients or _SELF_CHECK_STREAMS for load in config.loads))
     floor = await self_check(streams) if config.has_self_check else None
     server = await first.server_facts()
     await first.warm_up()
-    # Files say their own rate; Opus has its own, whatever went in.
+    # Files state their rate, and Opus always has the same one.
     shape, problem = await first.probe() if config.has_probe and config.response_format == "pcm" else (None, "")
     stages = []
     for i, load in enumerate(config.loads):
@@ -66,7 +66,7 @@ async def _session(config: RunConfig, folder: Path) -> dict[str, Any]:
         "probe": None if shape is None else {"sample_rate": shape[0], "channels": shape[1]},
         "floor": floor,
         "notes": [problem] if problem else [],
-        # The first reason why words or voices were wanted and not all of them judged.
+        # The first reason why requested judgements of words or voices are missing.
         "unjudged": next((stage["unjudged"] for stage in stages if stage["unjudged"]), None),
         "stages": stages,
     }
@@ -75,7 +75,7 @@ async def _session(config: RunConfig, folder: Path) -> dict[str, Any]:
 async def _stage(
     config: RunConfig, load: Load, client: BenchClient, prefix: str, shape: tuple[int, int] | None
 ) -> dict[str, Any]:
-    # Written beforehand: a reference takes milliseconds to become JSON, in which no arrival would be noticed.
+    # Encoded beforehand: a reference takes milliseconds to become JSON, in which the clock would be late.
     count = load.requests if config.request_seed is not None else min(load.requests, len(config.items))
     bodies = [client.body(i) for i in range(count)]
     before = await scrape(config.target)
@@ -90,7 +90,7 @@ async def _stage(
 def _examine(
     config: RunConfig, client: BenchClient, run: StageRun, prefix: str, shape: tuple[int, int] | None
 ) -> tuple[list[Outcome], str | None]:
-    """Judge every answer, by itself and beside the others; and why words or voices could not be judged."""
+    """Judge every answer, alone and beside the others; the text is the reason why words or voices are not judged."""
     unjudged = None
     responses = {one.index: one.response for one in run.sent}
     outcomes = [judge_one(config, client, one, run.began) for one in run.sent]
@@ -100,7 +100,7 @@ def _examine(
     if config.recogniser is not None or config.speaker_model is not None:
         try:
             judge_content(config, client, outcomes, responses)
-        except HocketError as error:  # what was measured is worth a report all the same
+        except HocketError as error:  # the other figures are worth a report
             unjudged = str(error)
     if config.audio_folder is not None:
         keep_audio(config.audio_folder, prefix, config.keep_audio, client, outcomes, responses)
@@ -108,7 +108,7 @@ def _examine(
 
 
 def judge_one(config: RunConfig, client: BenchClient, one: SentRequest, began: float) -> Outcome:
-    """One answer by itself."""
+    """Judge one answer alone."""
     response: Response = one.response
     outcome = Outcome(
         index=one.index,

@@ -1,4 +1,4 @@
-"""`hocket bench engine`: the engine by itself, without server, network or (with random weights) a checkpoint."""
+"""`hocket bench engine`: the engine alone, without server, network or (with random weights) checkpoint."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hocket.engine.stats import EngineStats
 from hocket.errors import ConfigError
 from hocket.progress import progress_bar
 
-#: Nobody hears a player stand still for less.
+#: A shorter stall is inaudible.
 _UNDERRUN_SECONDS = 0.01
 _WARMUP_FRAMES = 24
-#: Of each request, unless somebody says otherwise: the longest of the workload takes 400.
+#: Default context of a row; the longest request of the workload takes 400 rows.
 CONTEXT_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRunConfig:
-    """What to measure."""
+    """Configuration of one run."""
 
     model: str
     codec: str | None
@@ -42,20 +42,19 @@ class EngineRunConfig:
     dtype: str
     profile: str
     engine: EngineConfig
-    #: Requests that are open all the time (a closed loop), or requests a second, whoever is still speaking (an open
-    #: one); the other is None.
+    #: A closed loop of so many clients, or an open loop of so many requests a second; the other is None.
     clients: int | None
     rate: float | None
     requests: int | None
     ignore_stop: bool
     seed: int
-    #: False: requests say no seed, and get a random one.
+    #: False: the engine draws the requests' seeds.
     seeded: bool = True
 
 
 @dataclass(slots=True)
 class RequestTimes:
-    """One request. Times are `perf_counter` seconds; `due` is when it was submitted, or should have been."""
+    """Times of one request in `perf_counter` seconds; `due` is its scheduled or actual submission."""
 
     due: float
     #: (time, seconds of audio on the host by then).
@@ -65,7 +64,7 @@ class RequestTimes:
 
 
 def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
-    """The figures of one run. Raises ConfigError, CheckpointError; EngineStoppedError when the engine fails."""
+    """Run the workload and return its figures. Raises ConfigError, CheckpointError, EngineStoppedError."""
     dtype = parse_dtype(run_config.dtype)
     device, codec_device = engine_devices(run_config.device, run_config.engine)
     devices = {"device": device, "codec_device": codec_device}
@@ -81,7 +80,7 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
     count = run_config.requests or len(workload)
     spoken = [workload[i % len(workload)] for i in range(count)]
     _check_room(engine, spoken)
-    # With seeds that the run does not have: their prompts must not be in the prefix cache.
+    # The seeds differ from those of the run, whose prompts must not be in the prefix cache.
     _warm_up(engine, spoken[: run_config.clients or run_config.engine.rows], run_config.seed + count)
     before = engine.stats()
     with progress_bar(count) as show:
@@ -102,7 +101,7 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
 
 
 def engine_config(base: EngineConfig, *, rows: int | None, context_rows: int | None, strict: bool) -> EngineConfig:
-    """`base` with `rows` and `context_rows` (None: its own), and with nothing that would end a random speech early."""
+    """`base` with `rows` and `context_rows` (None: its own), without checks that would end random speech early."""
     runaway = base.runaway.model_copy(update={"multiple": 0.0, "loop_seconds": 0.0, "silence_seconds": 0.0})
     return base.model_copy(
         update={
@@ -115,7 +114,7 @@ def engine_config(base: EngineConfig, *, rows: int | None, context_rows: int | N
 
 
 def engine_table(figures: Mapping[str, Any]) -> Table:
-    """The figures that people look at first."""
+    """The most important figures."""
     table = Table(show_header=False, show_edge=False, pad_edge=False)
     load = f"{figures['clients']} clients" if figures["rate"] is None else f"{figures['rate']:g} requests a second"
     table.add_row(figures["model"], f"{figures['gpu'] or figures['device']}, {figures['dtype']}, {load}")
@@ -124,11 +123,11 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
     for name, label in (
         ("ttfa_ms", "first audio, ms"),
         ("e2e_ms", "whole, ms"),
-        ("lateness_ms", "longest standstill, ms"),
+        ("lateness_ms", "longest stall, ms"),
     ):
         shown = ", ".join(f"{key} {value:g}" for key, value in (figures[name] or {}).items())
         table.add_row(label, shown)
-    table.add_row("never stood still", str(figures["underrun_free"]))
+    table.add_row("never stalled", str(figures["underrun_free"]))
     table.add_row("a frame, ms", ", ".join(f"{key} {value:g}" for key, value in figures["parts_ms"].items()))
     table.add_row("start, s", f"{figures['start_s']} (and {figures['load_s']} for the weights)")
     return table
@@ -137,7 +136,7 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
 def _drive(
     engine: Engine, spoken: Sequence[Spoken], run_config: EngineRunConfig, show: Callable[[int], None]
 ) -> list[RequestTimes]:
-    """All requests through the engine, one step after another as a worker does it; in order of their submission."""
+    """Drive the engine step by step, as a worker does; returns the requests in order of submission."""
     begin = time.perf_counter()
     dues = None
     if run_config.rate is not None:
@@ -171,7 +170,7 @@ def _drive(
 
 
 def _take(chunk: AudioChunk, running: dict[str, RequestTimes], now_: float) -> int:
-    """Note a chunk; returns how many requests it ended. Raises the request's own error."""
+    """Note a chunk; returns the number of requests that it ended. Raises the request's own error."""
     spoke = running[chunk.request_id]
     spoke.frames += len(chunk.codes)
     if chunk.samples.shape[1]:
@@ -187,7 +186,7 @@ def _take(chunk: AudioChunk, running: dict[str, RequestTimes], now_: float) -> i
 
 
 def _warm_up(engine: Engine, spoken: Sequence[Spoken], seed: int) -> None:
-    """Short requests, as many as may be open at a time: every shape has been used before the clock starts."""
+    """Run short requests, as many as may be open at once, so that every shape is used before the clock starts."""
     for i, one in enumerate(spoken):
         engine.add(replace(one, frames=min(_WARMUP_FRAMES, one.frames)).request(seed + i, ignore_stop=True))
     while not engine.idle:
@@ -220,7 +219,7 @@ def _figures(run: Sequence[RequestTimes], run_config: EngineRunConfig) -> dict[s
     return {
         "requests": len(run),
         "most_open": open_at_a_time,
-        # Where all that are left began with the first ones, nothing ever was steady.
+        # Where all remaining requests began with the first ones, there is no steady state.
         "audio_s_per_s": round(inside / (high - low), 2) if len(run) - edge > open_at_a_time else None,
         "audio_s_per_s_full": round(audio / (end - begin), 2),
         "audio_s": round(audio, 2),
@@ -247,9 +246,9 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _parts(before: EngineStats, after: EngineStats) -> dict[str, float]:
-    """Mean milliseconds from frame to frame of all that speak, by where the host spent them.
+    """Mean milliseconds from frame to frame, by the part of the host's work.
 
-    `frames` is launching backbone and depth and waiting for them, `cpu` all but the parts.
+    `frames` launches backbone and depth and waits for them; `cpu` is the remainder.
     """
     frames = max(1, after.frame_batches - before.frame_batches)
     parts = {
@@ -265,7 +264,7 @@ def _parts(before: EngineStats, after: EngineStats) -> dict[str, float]:
 
 
 def _batches(before: EngineStats, after: EngineStats) -> dict[str, float]:
-    """Means of the rows in a frame, and of the streams in a codec batch."""
+    """Mean rows of a frame, and mean streams of a codec batch."""
     frames = after.frame_batches - before.frame_batches
     decodes = after.decode_batches - before.decode_batches
     rows = after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
@@ -298,6 +297,6 @@ def _facts(run_config: EngineRunConfig, device: torch.device) -> dict[str, Any]:
 
 
 def _gpu_memory_gb(*devices: torch.device) -> float | None:
-    """What PyTorch has taken at most, of all GPUs together; None on a CPU."""
+    """Largest memory that PyTorch reserved, summed over GPUs; None on a CPU."""
     gpus = {device.index or 0 for device in devices if device.type == "cuda"}
     return round(sum(map(torch.cuda.max_memory_reserved, gpus)) / 1e9, 2) if gpus else None

@@ -1,5 +1,5 @@
-"""Judges of one answer: samples and their arrival times out of bytes, then faults in sound, pace, words and voice.
+"""Judges of one answer: from bytes to samples and their arrival times, then to faults in sound, words and voice.
 
-`decode` and `sse` read an answer, `playback` plays it, `outcome` judges it; `asr`, `wer` and `speaker_similarity`
-listen to it. They know no load: an answer may come from any sender.
+`decode` and `sse` read an answer, `playback` simulates a player, `outcome` finds faults; `asr`, `wer` and
+`speaker_similarity` judge words and voice. None of them depends on the load that sent the request.
 """

@@ -1,4 +1,4 @@
-"""Recognisers: faster-whisper on this machine, or any server with OpenAI's `POST /v1/audio/transcriptions`."""
+"""Recognisers: faster-whisper on this machine, or a server with OpenAI's `POST /v1/audio/transcriptions`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _MAX_CHARACTERS = 20_000
 
 
 class Recogniser(Protocol):
-    """Listens to float32 mono audio at 16 kHz."""
+    """Transcribes float32 mono audio at 16 kHz."""
 
     @property
     def name(self) -> str: ...
     @property
     def workers(self) -> int:
-        """Calls that may run at a time."""
+        """Number of concurrent calls that it takes."""
 
     def words(self, mono_S: NDArray[np.float32], language: str | None) -> str:
-        """What is heard. `language` is its English name. Raises HocketError."""
+        """Transcribe; `language` is an English name. Raises HocketError."""
 
 
 def load_recogniser(name: str, *, model: str, api_key: str | None) -> Recogniser:
-    """`name` is an address, a folder with a faster-whisper model, or the name of one ("base").
+    """Load the recogniser `name`: an address, or the folder or name ("base") of a faster-whisper model.
 
     Raises ConfigError.
     """
@@ -49,13 +49,13 @@ def load_recogniser(name: str, *, model: str, api_key: str | None) -> Recogniser
 
 
 def to_recogniser(samples_CS: Samples, sample_rate: int) -> NDArray[np.float32]:
-    """Mono at 16 kHz."""
+    """Mix down to mono, and resample to 16 kHz."""
     mono_S = to_float32(samples_CS).mean(axis=0, dtype=np.float32)
     return mono_S if sample_rate == RATE else resample(mono_S[None], sample_rate, RATE)[0]
 
 
 class _FasterWhisper:
-    """Greedy and without context, so that an answer is judged by itself."""
+    """Decodes greedily and without context, so that each answer is judged by itself."""
 
     workers = 1
 
@@ -64,8 +64,8 @@ class _FasterWhisper:
         is_folder = Path(name).is_dir()
         try:
             self._model = whisper.WhisperModel(name, device="cpu", compute_type="int8", cpu_threads=os.cpu_count() or 0)
-        except Exception as error:  # the library raises whatever the download or the file format comes to
-            what = "is no faster-whisper model" if is_folder else "cannot be fetched"
+        except Exception as error:  # the library passes on errors of downloads and of file formats
+            what = "is not a faster-whisper model" if is_folder else "cannot be fetched"
             reason = str(error).partition("\n")[0][:120]
             raise ConfigError(
                 f"the recogniser {name!r} {what} ({reason}); give --recogniser a folder that holds one, or an address"

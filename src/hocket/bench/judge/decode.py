@@ -1,4 +1,4 @@
-"""From an answer to what a listener gets: samples, their true rate, and when each second of them could be played."""
+"""Decoding of a response: samples, their true rate, and the time when each second of them became playable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hocket.errors import AudioFileError
 _HTTP_OK = 200
 _MAX_SECONDS = 3600.0
 _MAX_BYTES = 2**30
-#: Names that FFmpeg gives to the containers which each format may come in.
+#: FFmpeg's names of the containers that each format may have.
 _CONTAINERS = {
     "wav": ("wav",),
     "mp3": ("mp3",),
@@ -33,21 +33,21 @@ _CONTAINERS = {
     "flac": ("flac", "ogg"),
     "aac": ("aac", "mov,mp4,m4a,3gp,3g2,mj2"),
 }
-#: How files begin that are no raw samples.
+#: First bytes of file formats, which raw samples must not have.
 _MAGIC = {b"RIFF": "wav", b"OggS": "ogg", b"fLaC": "flac", b"ID3": "mp3"}
-#: So many printable characters at the beginning are no samples either: an error page, JSON, events.
+#: A body that begins with this many printable characters is text (an error page, JSON, events), not samples.
 _TEXT_BYTES = 40
-#: Content types under which raw samples are played as noise, or not at all.
+#: Content types under which a player would not play raw samples correctly.
 _FILE_TYPES = frozenset(
     f"audio/{name}"
     for name in ("wav", "x-wav", "wave", "vnd.wave", "mpeg", "mp3", "ogg", "opus", "webm", "flac", "aac", "mp4")
 )
-#: Sizes from here up stand in headers of streams whose length is not known.
+#: Headers of streams with an unknown length state this size or more.
 _WAV_UNKNOWN_SIZE = 0x7FFF0000
 _WAV_DATA_AT = 44
-#: Stated and real lengths may differ by this: frames of codecs, rounding.
+#: Stated and real lengths may differ by codec frames and rounding.
 _LENGTH_TOLERANCE_SECONDS = 0.15
-#: Of a rate in a header.
+#: A number in a header has fewer digits than this.
 _MAX_DIGITS = 10
 
 Arrivals = list[tuple[float, int]]
@@ -55,15 +55,14 @@ Arrivals = list[tuple[float, int]]
 
 @dataclass(slots=True)
 class DecodedAudio:
-    """One answer, decoded."""
+    """The audio of one response."""
 
     #: float32 [C, S].
     samples: NDArray[np.float32]
     sample_rate: int
-    #: (time, seconds): by this time a player could play so many seconds. Grows in both.
+    #: (time, seconds): from this time on, so many seconds are playable. Both grow.
     marks: list[tuple[float, float]]
-    #: What the answer says of itself beside the audio, where it does: sample_rate, channels, seconds, finish_reason,
-    #: seed, request_id.
+    #: Metadata that the server states: sample_rate, channels, seconds, finish_reason, seed, request_id.
     facts: dict[str, Any] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
@@ -79,9 +78,9 @@ class DecodedAudio:
 def decode_response(
     response: Response, response_format: str, delivery: Delivery, raw_shape: tuple[int, int] | None = None
 ) -> DecodedAudio:
-    """Decode `response`. `raw_shape` is the rate and channels of raw samples of a server that does not say.
+    """Decode `response`; `raw_shape` is (rate, channels) of raw samples where the server states none.
 
-    Raises ResponseError when there is nothing to listen to; what is wrong beside the audio is in `faults`.
+    Raises ResponseError when there is no audio; other faults are in `faults`.
     """
     if response.status not in (0, _HTTP_OK):
         raise ResponseError(f"status_{response.status}", error_text(response.body))
@@ -94,7 +93,7 @@ def decode_response(
         raise ResponseError("wrong_format", f"asked for {delivery} {kind}, got {content_type or 'no content type'}")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ResponseError(
-            "wrong_format", f"encoded as {response.headers['content-encoding']}, which nobody asked for"
+            "wrong_format", f"encoded as {response.headers['content-encoding']}, which was not requested"
         )
     if delivery == "sse":
         audio = read_events(body, arrivals)
@@ -112,7 +111,7 @@ def decode_response(
 
 
 def error_text(body: bytes) -> str:
-    """What a server says about a failure, on one line; at most 200 characters."""
+    """The server's error message, on one line of at most 200 characters."""
     try:
         document = json.loads(body)
         error = document.get("error", document.get("detail", document))
@@ -123,7 +122,7 @@ def error_text(body: bytes) -> str:
 
 
 def _contradicts(content_type: str, delivery: Delivery, kind: str) -> bool:
-    """Whether the content type rules out what was asked for. Players go by it."""
+    """Whether the content type contradicts the request. Players rely on it."""
     if (delivery == "sse") != (content_type == "text/event-stream"):
         return True
     if delivery == "sse":
@@ -147,7 +146,7 @@ def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple
     if shape is not None:
         rate, channels = rate or shape[0], channels or shape[1]
     if not isinstance(rate, int):
-        raise ResponseError("unknown_rate", "the answer does not say its rate; give --pcm-rate and --pcm-channels")
+        raise ResponseError("unknown_rate", "the answer states no rate; give --pcm-rate and --pcm-channels")
     channels = channels if isinstance(channels, int) else 1
     if not (1 <= channels <= MAX_CHANNELS and 1 <= rate <= MAX_SAMPLE_RATE):
         raise ResponseError("not_audio", f"{channels} channels at {rate} Hz")
@@ -160,7 +159,7 @@ def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple
 
 
 def _file(body: bytes, arrivals: Arrivals, kind: str) -> DecodedAudio:
-    """Samples of a file, and when each packet of it was complete."""
+    """Decode a file, and find when each of its packets was complete."""
     faults = []
     if kind == "wav":
         faults = _wav_faults(body)
@@ -177,7 +176,7 @@ def _file(body: bytes, arrivals: Arrivals, kind: str) -> DecodedAudio:
     for at, end in arrivals:
         ready = int(np.searchsorted(ends_N, end, "right"))
         marks.append((at, min(audio.seconds, playable[ready - 1][1]) if ready else 0.0))
-    if kind == "wav":  # FFmpeg's packets are larger than what can be played: in a WAV file, samples are where they are
+    if kind == "wav":  # every sample of a WAV file is playable on arrival; FFmpeg's packets are larger
         scale = audio.seconds / max(1, len(body) - _WAV_DATA_AT)
         marks = [(at, max(0, end - _WAV_DATA_AT) * scale) for at, end in arrivals]
     marks[-1] = (marks[-1][0], audio.seconds)
@@ -185,7 +184,7 @@ def _file(body: bytes, arrivals: Arrivals, kind: str) -> DecodedAudio:
 
 
 def _playable(body: bytes, kind: str) -> list[tuple[int, float]]:
-    """(bytes, seconds) of each packet: with so many bytes of the file, so many seconds can be decoded."""
+    """(bytes, seconds) for each packet: so many bytes of the file decode to so many seconds."""
     table: list[tuple[int, float]] = []
     with av.open(io.BytesIO(body), "r", options={"protocol_whitelist": "none"}, metadata_errors="ignore") as container:
         name = container.format.name
@@ -197,7 +196,7 @@ def _playable(body: bytes, kind: str) -> list[tuple[int, float]]:
             if packet.pos is None or packet.duration is None or stream.time_base is None:
                 continue
             seconds += float(packet.duration * stream.time_base)
-            # The packets of a page of Ogg all have the page's place, and come with its end.
+            # All packets of an Ogg page have the page's position, and are complete at its end.
             table.append((packet.pos + (0 if name == "ogg" else packet.size), seconds))
     if name == "ogg":
         return _by_page_ends(table, len(body))
@@ -206,14 +205,14 @@ def _playable(body: bytes, kind: str) -> list[tuple[int, float]]:
 
 
 def _by_page_ends(table: list[tuple[int, float]], size: int) -> list[tuple[int, float]]:
-    """Places of pages replaced by where the next page begins."""
+    """Replace each page's position by its end, where the next page begins."""
     starts = sorted({start for start, _ in table})
     end_of = dict(zip(starts, [*starts[1:], size], strict=True))
     return [(end_of[start], seconds) for start, seconds in table]
 
 
 def _wav_faults(body: bytes) -> list[Fault]:
-    """What a WAV header says and the body does not keep. Raises ResponseError when the body is cut short."""
+    """Contradictions between a WAV header and the body. Raises ResponseError when the body is truncated."""
     faults = []
     if body.count(b"WAVEfmt ") > 1:
         faults.append(Fault("headers_inside", f"{body.count(b'WAVEfmt ')} WAV headers in one answer"))
@@ -230,7 +229,7 @@ def _wav_faults(body: bytes) -> list[Fault]:
 
 
 def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What HTTP headers say: X-Sample-Rate and its like, or parameters of the content type (audio/pcm;rate=24000)."""
+    """Metadata in HTTP headers, such as X-Sample-Rate, or in the content type (audio/pcm;rate=24000)."""
     facts: dict[str, Any] = {}
     parameters = dict(
         part.strip().lower().partition("=")[::2] for part in headers.get("content-type", "").split(";")[1:]
@@ -254,7 +253,7 @@ def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _contradictions(decoded: DecodedAudio) -> list[Fault]:
-    """Where the answer's words and its audio differ."""
+    """Contradictions between the stated metadata and the audio."""
     faults = []
     for name, real, unit in (("sample_rate", decoded.sample_rate, " Hz"), ("channels", decoded.channels, " channels")):
         stated = decoded.facts.get(name)

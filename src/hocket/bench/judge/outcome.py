@@ -1,4 +1,4 @@
-"""One request: its times, its audio, and everything that is wrong with it."""
+"""The outcome of one request: its times, its audio and its faults."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from hocket.bench.judge.speaking_rate import SpeakingRate, spoken_letters
 Phase = Literal["fill", "steady", "drain"]
 
 _WINDOW_SECONDS = 0.01
-#: At full scale, with a margin for what lossy codecs do to it.
+#: Full scale, with a margin for lossy codecs.
 _FULL_SCALE = 0.999
-#: Texts of at least so many letters have a pace of their own that can be compared.
-_PACED_LETTERS = 25.0
-_PACED_REQUESTS = 4
+#: Only texts with this many letters have a speaking rate that can be compared.
+_MIN_RATED_LETTERS = 25.0
+_MIN_RATED_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an answer may be before it fails."""
+    """Limits beyond which an answer fails. Field names are keys of reports."""
 
     silence_db: float = -50.0
     max_silence_seconds: float = 3.0
-    #: Share of samples that are held at full scale.
+    #: Largest share of samples in runs at full scale.
     max_clipped: float = 0.001
     stall_seconds: float = 2.0
-    #: In front of the second of the two players.
+    #: Start buffer of the second player.
     buffer_seconds: float = 0.2
     pace: SpeakingRate = field(default_factory=SpeakingRate)
-    #: An answer's pace against the median of the run, either way; 0: not compared.
+    #: Largest ratio between an answer's speaking rate and the run's median, either way; 0: not compared.
     max_pace_ratio: float = 1.7
     check_length: bool = True
-    #: Rate in Hz and channels that are right; None: whatever the answers say.
+    #: Expected (rate in Hz, channels); None: as the answers state.
     shape: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What is kept of one request. Times in milliseconds count from the moment that it was due."""
+    """The record of one request; field names are keys of reports. Milliseconds count from its due time."""
 
     index: int
     item: Item
     phase: Phase
     #: Seconds since the stage began.
     due_at: float
-    #: The generator's own fault: how long after it was due the request was begun.
+    #: The delay of the generator itself: from the due time to the start of the request.
     late_ms: float
     ended_at: float
     connect_ms: float | None = None
@@ -69,7 +69,7 @@ class Outcome:
     seconds: float = 0.0
     gap_longest_ms: float | None = None
     gap_median_ms: float | None = None
-    #: Of a player that starts at once, and of one with a buffer.
+    #: Stalls of a player that starts at once (in all, and the longest), and of one with a start buffer.
     still_ms: float | None = None
     still_buffered_ms: float | None = None
     still_longest_ms: float | None = None
@@ -82,22 +82,22 @@ class Outcome:
     longest_silence_ms: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    #: (ms, seconds): by when so much could be played.
+    #: (ms, seconds): from this time on, so many seconds are playable.
     marks: list[tuple[float, float]] = field(default_factory=list)
-    #: Same samples, same digest.
+    #: Digest of the samples.
     digest: str = ""
-    #: What a recogniser made of it.
+    #: The transcript of a recogniser.
     heard_text: str | None = None
     word_errors: int | None = None
     words: int | None = None
     character_errors: int | None = None
     characters: int | None = None
     similarity: float | None = None
-    #: Where its audio is kept, beside the report.
+    #: Path of its audio, relative to the report.
     audio_file: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For the report; times rounded to what the clocks are worth."""
+        """The outcome as a report has it, times rounded to the resolution of the clocks."""
         item = {name: value for name, value in asdict(self.item).items() if value is not None}
         if self.item.reference is not None:
             item["reference"] = self.item.reference.name
@@ -115,7 +115,7 @@ class Outcome:
 
 
 def time_outcome(outcome: Outcome, response: Response, due: float) -> None:
-    """What the wire alone says; for failed requests, too. `due` is on the clock of `response`."""
+    """Note the times of the connection, which failed requests have as well. `due` is on the clock of `response`."""
     if response.connected_at is not None:
         outcome.connect_ms = 1e3 * (response.connected_at - response.sent_at)
     if response.arrivals:
@@ -124,7 +124,7 @@ def time_outcome(outcome: Outcome, response: Response, due: float) -> None:
 
 
 def judge(outcome: Outcome, decoded: DecodedAudio, due: float, limits: Limits) -> None:
-    """Measure the audio and the way it came, and note what is wrong. `due` is on the clock of the marks."""
+    """Measure the audio and its delivery, and note faults. `due` is on the clock of the marks."""
     outcome.seconds, outcome.sample_rate, outcome.channels = decoded.seconds, decoded.sample_rate, decoded.channels
     outcome.facts = decoded.facts
     outcome.marks = [(1e3 * (at - due), seconds) for at, seconds in decoded.marks]
@@ -146,7 +146,7 @@ def judge(outcome: Outcome, decoded: DecodedAudio, due: float, limits: Limits) -
 
 
 def check_together(outcomes: Sequence[Outcome], limits: Limits) -> None:
-    """Faults that show only beside the other answers."""
+    """Note faults that show only in comparison with other answers."""
     spoken = [outcome for outcome in outcomes if outcome.seconds > 0.0]
     _same_audio(spoken)
     shapes = Counter((outcome.sample_rate, outcome.channels) for outcome in spoken)
@@ -157,11 +157,11 @@ def check_together(outcomes: Sequence[Outcome], limits: Limits) -> None:
                 told = f"{outcome.sample_rate} Hz x {outcome.channels}, most others {usual[0]} Hz x {usual[1]}"
                 outcome.faults.append(Fault("wrong_rate", told))
     if limits.check_length and limits.max_pace_ratio:
-        _unusual_pace(spoken, limits.max_pace_ratio)
+        _unusual_rate(spoken, limits.max_pace_ratio)
 
 
 def check_probe(outcomes: Sequence[Outcome], shape: tuple[int, int]) -> None:
-    """The probe is a whole WAV file of the same server: its rate and channels are what raw samples must have."""
+    """Compare raw samples to the probe, a whole WAV file of the same server, in rate and channels."""
     for outcome in outcomes:
         if (
             outcome.seconds > 0.0
@@ -173,7 +173,7 @@ def check_probe(outcomes: Sequence[Outcome], shape: tuple[int, int]) -> None:
 
 
 def audible_windows(mono_S: NDArray[np.float32], sample_rate: int, silence_db: float) -> NDArray[np.bool_]:
-    """For each 10 ms, whether there is anything to hear."""
+    """For each 10 ms, whether the level is above `silence_db`."""
     width = max(1, round(sample_rate * _WINDOW_SECONDS))
     padded = np.pad(mono_S, (0, -len(mono_S) % width)).reshape(-1, width)
     power_N = np.einsum("ij,ij->i", padded, padded) / width
@@ -243,21 +243,21 @@ def _same_audio(spoken: Sequence[Outcome]) -> None:
                 )
 
 
-def _unusual_pace(spoken: Sequence[Outcome], max_seconds: float) -> None:
-    paces: defaultdict[str | None, list[tuple[Outcome, float]]] = defaultdict(list)
+def _unusual_rate(spoken: Sequence[Outcome], max_ratio: float) -> None:
+    rates: defaultdict[str | None, list[tuple[Outcome, float]]] = defaultdict(list)
     for outcome in spoken:
         letters = spoken_letters(outcome.item.text)
-        if letters >= _PACED_LETTERS:
-            paces[outcome.item.language].append((outcome, letters / outcome.seconds))
-    for group in paces.values():
-        if len(group) < _PACED_REQUESTS:
+        if letters >= _MIN_RATED_LETTERS:
+            rates[outcome.item.language].append((outcome, letters / outcome.seconds))
+    for group in rates.values():
+        if len(group) < _MIN_RATED_REQUESTS:
             continue
-        usual = median(pace for _, pace in group)
-        for outcome, pace in group:
-            told = f"{pace:.1f} letters a second, others {usual:.1f}"
-            if pace > usual * max_seconds and not _has(outcome, "too_short"):
+        usual = median(rate for _, rate in group)
+        for outcome, rate in group:
+            told = f"{rate:.1f} letters a second, others {usual:.1f}"
+            if rate > usual * max_ratio and not _has(outcome, "too_short"):
                 outcome.faults.append(Fault("too_short", told))
-            elif pace < usual / max_seconds and not _has(outcome, "too_long"):
+            elif rate < usual / max_ratio and not _has(outcome, "too_long"):
                 outcome.faults.append(Fault("too_long", told))
 
 

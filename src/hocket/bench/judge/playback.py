@@ -1,4 +1,4 @@
-"""A player of arriving audio: when it begins, and when it stands still because nothing is there to play."""
+"""A simulated player of arriving audio: when it starts, and when it stalls for want of audio."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """How one answer would have sounded, live. Times are those of the marks."""
+    """Live playback of one answer, on the clock of the marks."""
 
     began_at: float
-    #: (time, seconds) of each underrun: when the player ran dry, and for how long.
+    #: (time, seconds) of each underrun: its start and its duration.
     stalls: tuple[tuple[float, float], ...]
 
     @property
     def stalled_seconds(self) -> float:
-        """Standing still altogether."""
+        """Total duration of stalls."""
         return sum(seconds for _, seconds in self.stalls)
 
     @property
     def longest_stall_seconds(self) -> float:
-        """Standing still at a time."""
+        """Duration of the longest stall."""
         return max((seconds for _, seconds in self.stalls), default=0.0)
 
 
 def play(marks: Sequence[tuple[float, float]], buffer_seconds: float, *, tolerance: float = 0.001) -> Playback:
-    """Play audio that is there as `marks` say, (time, seconds by then), growing in both and not empty.
+    """Play audio that arrives as `marks` say: (time, seconds by then), growing in both and not empty.
 
-    The player begins once `buffer_seconds` are there, or all there is. It goes on as soon as anything comes. Standing
-    still for less than `tolerance` seconds is none: below what sound cards buffer.
+    The player starts with `buffer_seconds` of audio, or with all of a shorter answer. After a stall it resumes with
+    the next audio. Stalls below `tolerance` seconds, which sound cards bridge, do not count.
     """
     total = marks[-1][1]
     needed = min(buffer_seconds, total)
-    # With nothing wanted in front, the first audio is what it waits for.
+    # Without a start buffer it waits for the first audio.
     began_at = next(at for at, there in marks if there >= needed and there > 0.0)
     stalls, start, there = [], began_at, 0.0
     for at, seconds in marks:

@@ -1,4 +1,4 @@
-"""Whether two recordings sound like one speaker, by the angle between their embeddings."""
+"""Similarity of two speakers, by the angle between embeddings of their recordings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Embedding = NDArray[np.float32]
 
 
 class SpeakerModel(Protocol):
-    """float32 mono audio at 16 kHz to a unit vector."""
+    """Embeds float32 mono audio at 16 kHz as a unit vector."""
 
     @property
     def name(self) -> str: ...
@@ -24,7 +24,7 @@ class SpeakerModel(Protocol):
 
 
 def load_speaker_model(name: str) -> SpeakerModel:
-    """ "resemblyzer", or an ONNX file whose one input is float32 [1, S] at 16 kHz and whose output is [1, D].
+    """Load "resemblyzer", or an ONNX file that maps float32 [1, S] at 16 kHz to [1, D].
 
     Raises ConfigError.
     """
@@ -36,7 +36,7 @@ def load_speaker_model(name: str) -> SpeakerModel:
 
 
 def similarity(a: Embedding, b: Embedding) -> float:
-    """Cosine: 1 is the same, 0 unrelated."""
+    """Cosine similarity: 1 for the same direction, 0 for unrelated ones."""
     return float(np.dot(a, b))
 
 
@@ -60,7 +60,7 @@ class _Onnx:
         try:
             self._session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's own exceptions have no common base
-            raise ConfigError(f"{str(path)!r} is no ONNX model ({type(error).__name__})") from None
+            raise ConfigError(f"{str(path)!r} is not an ONNX model ({type(error).__name__})") from None
         self._input = self._session.get_inputs()[0].name
         self.name = path.name
 

@@ -1,4 +1,4 @@
-"""Server-sent events of speech: the audio inside, and when each piece of it had arrived.
+"""Server-sent events of speech: their audio, and the arrival time of each piece.
 
 OpenAI, vLLM-Omni and Hocket send `speech.audio.*`, SGLang-Omni `audio.speech.chunk`.
 """
@@ -18,26 +18,26 @@ from hocket.bench.faults import Fault, ResponseError, one_line
 
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _PCM_TAG = 1
-#: Numbers from here up (seeds may have 64 bits) are none.
+#: Larger numbers are not metadata; seeds may have 64 bits.
 _MAX_NUMBER = 2**64
 
 
 @dataclass(slots=True)
 class EventAudio:
-    """The audio that the events of one answer carried."""
+    """The audio in the events of one response."""
 
-    #: As one stream; of WAV pieces the samples alone.
+    #: One stream of samples or of file bytes; headers of WAV pieces are stripped.
     body: bytes = b""
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    #: What the events say of themselves: sample_rate, channels, seconds, finish_reason, seed, request_id.
+    #: Metadata that the events state: sample_rate, channels, seconds, finish_reason, seed, request_id.
     facts: dict[str, Any] = field(default_factory=dict)
-    #: The pieces were WAV files or the beginning of one.
+    #: The pieces were WAV files, or the beginnings of some.
     is_wav: bool = False
     faults: list[Fault] = field(default_factory=list)
 
 
 def read_events(body: bytes, arrivals: Sequence[tuple[float, int]]) -> EventAudio:
-    """Raises ResponseError for an error event and for what are no events of speech."""
+    """Read the events of a body. Raises ResponseError for an error event and for events without speech."""
     audio, pieces, size, is_done = EventAudio(), list[bytes](), 0, False
     shapes: set[tuple[int, ...]] = set()
     ends = [end for _, end in arrivals]
@@ -69,7 +69,7 @@ def read_events(body: bytes, arrivals: Sequence[tuple[float, int]]) -> EventAudi
 
 
 def _payloads(body: bytes) -> Iterator[tuple[str, str, int]]:
-    """Name ("" where it has none) and data of each event, and the bytes of the body up to its end."""
+    """Yield name ("" without one), data, and end position in the body, for each event."""
     start = 0
     for match in _BLANK_LINE.finditer(body):
         lines = body[start : match.start()].decode("utf-8", "replace").splitlines()
@@ -91,7 +91,7 @@ def _object(payload: str) -> dict[str, Any]:
 
 
 def _audio_of(event: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
-    """The piece of audio, if there is one, and what the event says beside it."""
+    """The event's audio, b"" without one, and its metadata."""
     inner = event.get("audio")
     fields = {**event, **inner} if isinstance(inner, dict) else dict(event)
     encoded = inner.get("data") if isinstance(inner, dict) else inner
@@ -102,19 +102,19 @@ def _audio_of(event: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
         return b"", says
     try:
         return base64.b64decode(encoded, validate=True), says
-    except ValueError:  # binascii.Error, and what is not even ASCII
+    except ValueError:  # binascii.Error, and text that is not ASCII
         raise ResponseError("not_audio", "an event's audio is not base64") from None
 
 
 def _is_fact(value: object) -> bool:
-    """Whether a report can hold it: a number that is one, or a short word."""
+    """Whether a report can hold `value`: a finite number or a short text."""
     if isinstance(value, str):
         return one_line(value) == value
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def _strip_wav(piece: bytes) -> tuple[bytes, dict[str, int]]:
-    """The samples of a WAV file (or of its beginning), its rate and channels."""
+    """The samples of a WAV file, or of its beginning, and its shape."""
     shape: dict[str, int] = {}
     at = 12
     while at + 8 <= len(piece):

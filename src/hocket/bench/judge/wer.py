@@ -1,4 +1,4 @@
-"""What was said against what was heard: texts brought to one form, and errors counted."""
+"""Word and character errors between a text and its transcript, both normalised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hocket.bench.optional import need
 
-#: English names of languages, and the codes that recognisers use.
+#: Language codes of recognisers, by English name.
 LANGUAGE_CODES = {
     "English": "en",
     "German": "de",
@@ -27,7 +27,7 @@ _UNSPACED = frozenset({"Chinese", "Japanese"})
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Edits between the two texts, and the length of what should have been said."""
+    """Edits between the two texts, and the length of the reference text."""
 
     word_errors: int
     words: int
@@ -40,14 +40,14 @@ class Errors:
 
 
 def normal(text: str, language: str | None) -> str:
-    """Lower case, no punctuation, numbers and spellings of English in one form (Whisper's normalisers)."""
+    """Normalise with Whisper's rules: lower case, no punctuation, one form of numbers and of English spelling."""
     return " ".join(str(_normaliser(language)(text)).split())
 
 
-def count_errors(said: str, heard: str, language: str | None) -> Errors:
-    """Of normalised texts, by Levenshtein distance. An empty text has one word that can be wrong."""
+def count_errors(text: str, transcript: str, language: str | None) -> Errors:
+    """Count errors of normalised texts, by Levenshtein distance. An empty reference counts as one word."""
     distance: Any = need("rapidfuzz", "--transcribe").distance.Levenshtein.distance
-    right, found = normal(said, language), normal(heard, language)
+    right, found = normal(text, language), normal(transcript, language)
     letters, found_letters = right.replace(" ", ""), found.replace(" ", "")
     return Errors(
         int(distance(right.split(), found.split())),

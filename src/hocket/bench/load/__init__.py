@@ -1,5 +1,5 @@
-"""The load generator: `generator` times requests that `client` sends, as `run_config` says.
+"""The load generator: `generator` schedules and times requests, `client` sends them, `run_config` configures both.
 
-`postprocess` has the answers' words and voices judged after the load; `self_check` measures the generator itself
-against `stub_server`; `prometheus` reads the server's own metrics.
+`postprocess` judges words and voices after the load, `self_check` measures the generator itself against
+`stub_server`, and `prometheus` reads the server's own metrics.
 """

@@ -1,4 +1,4 @@
-"""Writes the requests of a run, sends them, and keeps the bodies of the answers on disk until somebody listens."""
+"""The client of one stage: builds requests, sends them, and keeps response bodies on disk until they are judged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _MAX_FACT_BYTES = 20_000
 
 
 class BenchClient:
-    """The requests of one stage. Bodies lie in `folder`: what 256 streams send is too much to hold, and decoding it
-    would disturb the load.
+    """Sends the requests of one stage.
+
+    Bodies of responses lie in `folder`: those of 256 streams need too much memory, and decoding them at once would
+    disturb the load.
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
@@ -31,7 +33,7 @@ class BenchClient:
         folder.mkdir()
 
     def item(self, index: int) -> Item:
-        """What request `index` asks for; after the last item comes the first again."""
+        """The item of request `index`; items repeat from the first one."""
         return self._config.items[index % len(self._config.items)]
 
     def body(self, index: int, delivery: Delivery | None = None, response_format: str | None = None) -> bytes:
@@ -49,13 +51,13 @@ class BenchClient:
         return json.dumps(fields).encode()
 
     async def _post(self, body: bytes) -> Response:
-        """One request."""
+        """Send one request."""
         headers = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "hocket-bench"}
         headers |= bearer(self._config.api_key)
         return await send(self._config.target, "POST", SPEECH_PATH, headers, body, self._config.timeout_seconds)
 
     async def send(self, index: int, body: bytes) -> Response:
-        """Send `body` as request `index`; the answer's body goes to disk on a thread."""
+        """Send `body` as request `index`; a thread writes the response's body to disk."""
         response = await self._post(body)
         received, response.body = response.body, b""
         task = asyncio.create_task(asyncio.to_thread(self._path(index).write_bytes, received))
@@ -64,23 +66,23 @@ class BenchClient:
         return response
 
     async def written(self) -> None:
-        """Until every body is on disk."""
+        """Wait until every body is on disk."""
         await asyncio.gather(*self._writing)
 
     def decode(self, index: int, response: Response) -> DecodedAudio:
-        """What request `index` got. Raises ResponseError."""
+        """Decode the response to request `index`. Raises ResponseError."""
         config = self._config
         response.body = self._path(index).read_bytes()
         try:
             decoded = decode_response(response, config.response_format, config.delivery, config.raw_shape)
         finally:
             response.body = b""
-        if config.delivery == "whole":  # nobody plays a file before it is there
+        if config.delivery == "whole":  # a file is played only after its end
             decoded.marks = [(response.ended_at, decoded.seconds)]
         return decoded
 
     async def warm_up(self) -> None:
-        """Ask a few times without counting. Raises HocketError when nobody is there."""
+        """Send a few requests that do not count. Raises HocketError when nothing answers."""
         config = self._config
         responses = await asyncio.gather(*(self._post(self.body(0)) for _ in range(config.warmup)))
         if responses and all(response.broken == "connect" for response in responses):
@@ -97,7 +99,7 @@ class BenchClient:
         return facts
 
     async def probe(self) -> tuple[tuple[int, int] | None, str]:
-        """Rate and channels by a whole WAV file, which cannot be mistaken for another rate; or None and why not."""
+        """(rate, channels) of a whole WAV file, whose rate is unambiguous; or None and the reason."""
         try:
             decoded = decode_response(await self._post(self.body(0, "whole", "wav")), "wav", "whole")
         except ResponseError as error:

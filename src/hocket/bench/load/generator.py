@@ -1,4 +1,4 @@
-"""The load of one stage: closed (who has an answer asks again) or open (requests come when they come)."""
+"""The load of one stage: a closed loop of clients, or an open loop with arrivals at a rate."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hocket.bench.http import Response
 from hocket.bench.judge.outcome import Phase
 from hocket.errors import ConfigError
 
-#: How often the generator looks whether it is late itself.
-_NAP_SECONDS = 0.01
+#: Interval in which the generator measures its own lateness.
+_TICK_SECONDS = 0.01
 
-#: Ask for request i.
+#: Sends request i.
 Send = Callable[[int], Awaitable[Response]]
 Arrivals = Literal["poisson", "constant"]
 ARRIVALS: tuple[Arrivals, ...] = ("poisson", "constant")
@@ -26,7 +26,7 @@ ARRIVALS: tuple[Arrivals, ...] = ("poisson", "constant")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One stage: `requests` of them, by `clients` in a closed loop or at `rate` a second in an open one."""
+    """One stage: `requests` in a closed loop of `clients`, or in an open loop at `rate` a second."""
 
     requests: int
     clients: int | None = None
@@ -35,7 +35,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        """As tables say it."""
+        """Label in tables."""
         if self.rate is not None:
             return f"{self.rate:g}/s {self.arrivals}"
         return "1 client" if self.clients == 1 else f"{self.clients} clients"
@@ -43,7 +43,7 @@ class Load:
 
 @dataclass(slots=True)
 class SentRequest:
-    """One request of a stage. `due` is when it should have begun, on the clock of the answer."""
+    """One request of a stage and its response. `due` is its scheduled start, on the response's clock."""
 
     index: int
     due: float
@@ -53,15 +53,15 @@ class SentRequest:
 
 @dataclass(slots=True)
 class StageRun:
-    """What happened. Times are `perf_counter` seconds."""
+    """The record of a stage. Times are `perf_counter` seconds."""
 
     began: float
     ended: float = 0.0
     sent: list[SentRequest] = field(default_factory=list)
-    #: Of this process: seconds of processor time, and how late its event loop woke up, in seconds.
+    #: Processor time of this process, and delays of its event loop, in seconds.
     cpu_seconds: float = 0.0
     lags: list[float] = field(default_factory=list)
-    #: Requests that were open at a time.
+    #: Largest number of concurrent requests.
     max_open: int = 0
 
     @property
@@ -70,13 +70,13 @@ class StageRun:
 
     @property
     def window(self) -> tuple[float, float]:
-        """From the first steady request's begin to that of the last one: all this time the load was on."""
+        """From the start of the first steady request to that of the last one, under full load throughout."""
         steady = [one.due for one in self.sent if one.phase == "steady"]
         return (min(steady), max(steady)) if len(steady) > 1 else (self.began, self.ended)
 
 
 def parse_arrivals(name: str) -> Arrivals:
-    """Raises ConfigError."""
+    """Check `--arrivals`. Raises ConfigError."""
     for arrivals in ARRIVALS:
         if arrivals == name:
             return arrivals
@@ -84,7 +84,7 @@ def parse_arrivals(name: str) -> Arrivals:
 
 
 def parse_ramp(text: str, requests: int | None, arrivals: Arrivals) -> list[Load]:
-    """ "1,2,4" are clients, "1/s,2/s" are rates. Without `requests`, each stage has enough for a steady state.
+    """Parse "1,2,4" (clients) or "1/s,2/s" (rates). Without `requests`, each stage has enough for a steady state.
 
     Raises ConfigError.
     """
@@ -106,7 +106,7 @@ def parse_ramp(text: str, requests: int | None, arrivals: Arrivals) -> list[Load
 
 
 def due_seconds(load: Load, seed: int) -> NDArray[np.float64]:
-    """When each request of an open loop is due, from its begin; the first one at once."""
+    """Due times of an open loop, from its start; the first request is due at once."""
     assert load.rate is not None
     gaps = np.full(load.requests, 1.0 / load.rate)
     if load.arrivals == "poisson":
@@ -115,21 +115,22 @@ def due_seconds(load: Load, seed: int) -> NDArray[np.float64]:
 
 
 def max_open(spans: Iterable[tuple[float, float]]) -> int:
-    """Requests that were open at a time, of (begin, end) each; one that ends as another begins is no longer open."""
+    """Largest number of overlapping (begin, end) spans; a span that ends as another begins does not overlap it."""
     changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
     return int(np.cumsum([change for _, change in changes]).max())
 
 
 def edge_requests(open_at_a_time: int, requests: int) -> int:
-    """How many of the first requests are filling, and of the last ones draining, where so many are open at a time.
+    """Number of requests that fill the server at first, and that drain it in the end.
 
-    By order of their begin: to leave out those that end late would favour short ones. At least half stay in.
+    They are taken by order of their start: excluding those that end late would favour short ones. At least half of
+    the requests stay steady.
     """
     return min(open_at_a_time, requests // 4)
 
 
 async def run_stage(load: Load, send: Send, seed: int, progress: Callable[[int], None] = lambda _: None) -> StageRun:
-    """Ask for requests 0 .. requests - 1, and time them."""
+    """Send requests 0 .. requests - 1, and time them."""
     run = StageRun(began=time.perf_counter())
     cpu = time.process_time()
     watch = asyncio.create_task(_watch(run.lags))
@@ -149,7 +150,7 @@ async def run_stage(load: Load, send: Send, seed: int, progress: Callable[[int],
 
 
 class _Counter:
-    """Asks, and counts what is open."""
+    """Sends requests, and counts the open ones."""
 
     def __init__(self, run: StageRun, send: Send, progress: Callable[[int], None]) -> None:
         self.run = run
@@ -157,7 +158,7 @@ class _Counter:
         self._open = 0
 
     async def one(self, index: int, due: float | None = None) -> None:
-        """Request `index`, due now or at `due`."""
+        """Send request `index`, due now or at `due`."""
         self._open += 1
         self.run.max_open = max(self.run.max_open, self._open)
         response = await self._send(index)
@@ -189,8 +190,8 @@ async def _open(load: Load, counter: _Counter, seed: int) -> None:
 async def _watch(lags: list[float]) -> None:
     while True:
         before = time.perf_counter()
-        await asyncio.sleep(_NAP_SECONDS)
-        lags.append(time.perf_counter() - before - _NAP_SECONDS)
+        await asyncio.sleep(_TICK_SECONDS)
+        lags.append(time.perf_counter() - before - _TICK_SECONDS)
 
 
 def _mark_phases(run: StageRun) -> None:

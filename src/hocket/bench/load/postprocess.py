@@ -1,4 +1,4 @@
-"""After the load: what a recogniser and a speaker model make of the answers, and which of them are kept to be heard."""
+"""After the load: judge words and voices of the answers, and keep the audio of bad ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_REFERENCE_SECONDS = 600.0
 def judge_content(
     config: RunConfig, client: BenchClient, outcomes: Sequence[Outcome], responses: Mapping[int, Response]
 ) -> None:
-    """Recognise and compare every answer that has audio. Raises HocketError when the recogniser does not work."""
+    """Transcribe every answer that has audio, and compare its voice. Raises HocketError when a model fails."""
     spoken = [outcome for outcome in outcomes if outcome.seconds > 0.0]
 
     @cache
@@ -42,7 +42,7 @@ def judge_content(
         if config.speaker_model is not None and outcome.item.reference is not None:
             alike = similarity(config.speaker_model.embed(mono_S), reference(outcome.item.reference))
             outcome.similarity = alike if math.isfinite(alike) else None
-            if config.min_similarity is not None and not alike >= config.min_similarity:  # not a number is too little
+            if config.min_similarity is not None and not alike >= config.min_similarity:  # NaN fails, too
                 outcome.faults.append(Fault("wrong_voice", f"{alike:.2f} alike, at least {config.min_similarity:g}"))
 
     workers = 1 if config.recogniser is None else config.recogniser.workers
@@ -51,10 +51,10 @@ def judge_content(
             pass
 
 
-def note_words(outcome: Outcome, heard_text: str, max_cer: float) -> None:
-    """What was heard, its errors, and the fault when there are too many."""
-    errors = count_errors(outcome.item.text, heard_text, outcome.item.language)
-    outcome.heard_text = heard_text
+def note_words(outcome: Outcome, transcript: str, max_cer: float) -> None:
+    """Note the transcript, its errors, and a fault when there are too many."""
+    errors = count_errors(outcome.item.text, transcript, outcome.item.language)
+    outcome.heard_text = transcript
     outcome.word_errors, outcome.words = errors.word_errors, errors.words
     outcome.character_errors, outcome.characters = errors.character_errors, errors.characters
     if errors.cer > max_cer:
@@ -62,7 +62,7 @@ def note_words(outcome: Outcome, heard_text: str, max_cer: float) -> None:
 
 
 def embed_file(model: SpeakerModel, path: Path) -> Embedding:
-    """Of a recording. Raises AudioFileError."""
+    """Embed the voice of a recording. Raises AudioFileError."""
     audio = decode_audio(path, max_bytes=_MAX_REFERENCE_BYTES, max_seconds=_MAX_REFERENCE_SECONDS)
     return model.embed(to_recogniser(audio.samples, audio.sample_rate))
 
@@ -75,7 +75,7 @@ def keep_audio(
     outcomes: Sequence[Outcome],
     responses: Mapping[int, Response],
 ) -> None:
-    """Write up to `max_kept` failed answers, and as many with the worst words, into `folder` as WAV.
+    """Write up to `max_kept` failed answers, and as many with the worst words, to WAV files in `folder`.
 
     Raises AudioFileError.
     """

@@ -1,4 +1,4 @@
-"""The server's own figures: `/metrics` in Prometheus' text format, before and after a stage."""
+"""The server's own metrics: `/metrics` in Prometheus' text format, before and after a stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hocket.bench.http import Target, page
 
-#: Histograms that say when the first audio of a request was there, by the names of several servers.
+#: Histograms of the time to first audio, as several servers name them.
 FIRST_AUDIO = (
     "hocket_first_audio_seconds",
     "vllm:time_to_first_token_seconds",
@@ -21,26 +21,26 @@ FIRST_AUDIO = (
 
 @dataclass(slots=True)
 class Scrape:
-    """Counters and histograms at one moment, labels added up."""
+    """Counters and histograms at one moment, summed over labels."""
 
     counters: dict[str, float] = field(default_factory=dict)
-    #: By name: cumulative counts by upper edge, the sum and the count.
+    #: Histograms by name: cumulative counts by upper edge, then sum and count.
     buckets: dict[str, dict[float, float]] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
 
 
 async def scrape(target: Target) -> Scrape | None:
-    """What `/metrics` says; None where there is no such page."""
+    """Read `/metrics`; None where there is no such page."""
     text = await page(target, "/metrics")
     try:
         return None if text is None else _parse(text.decode("utf-8", "replace"))
-    except (ValueError, KeyError, IndexError):  # the parser's, for text in another format
+    except (ValueError, KeyError, IndexError):  # the parser raises these for other formats
         return None
 
 
 def difference(before: Scrape | None, after: Scrape | None) -> dict[str, Any] | None:
-    """What happened between two scrapes: counters that moved, and each histogram's count, mean, p50 and p95."""
+    """Changes between two scrapes: counters, and count, mean, p50 and p95 of each histogram."""
     if before is None or after is None:
         return None
     counters = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
@@ -61,7 +61,7 @@ def difference(before: Scrape | None, after: Scrape | None) -> dict[str, Any] | 
 
 
 def first_audio(metrics: dict[str, Any] | None) -> dict[str, float] | None:
-    """The histogram of first audio, in milliseconds, where the server has one."""
+    """Time to first audio in milliseconds, from the server's histogram; None without one."""
     for name in FIRST_AUDIO:
         found = (metrics or {}).get("histograms", {}).get(name)
         if found is not None:
@@ -94,7 +94,7 @@ def _parse(text: str) -> Scrape:
 
 
 def _quantile(edges: dict[float, float], share: float) -> float | None:
-    """By linear interpolation inside the bucket; None without buckets, or above the last edge."""
+    """Interpolate linearly inside the bucket; None without buckets, or above the last edge."""
     ordered = sorted(edges.items())
     if not ordered or ordered[-1][1] <= 0.0:
         return None

@@ -1,4 +1,4 @@
-"""What a run of `hocket bench serve` or `isolation` is to measure, checked by the command line."""
+"""Configuration of `hocket bench serve` and `isolation`, checked by the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hocket.bench.load.generator import Load
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One run."""
+    """Configuration of one run."""
 
     target: Target
     dialect: Dialect
@@ -27,13 +27,13 @@ class RunConfig:
     delivery: Delivery = "raw"
     model: str | None = None
     api_key: str | None = None
-    #: Request i asks for this seed + i.
+    #: Request i has this seed + i.
     request_seed: int | None = None
-    #: More fields of every request's body.
+    #: Additional fields of every request.
     extra: dict[str, Any] = field(default_factory=dict)
-    #: Rate and channels of raw samples of a server that does not say.
+    #: (rate, channels) of raw samples, for servers that state none.
     raw_shape: tuple[int, int] | None = None
-    #: Of arrivals and intervals.
+    #: Seed of the texts' order, of arrivals and of intervals.
     seed: int = 0
     warmup: int = 2
     timeout_seconds: float = 120.0
@@ -44,12 +44,12 @@ class RunConfig:
     max_cer: float = 0.5
     speaker_model: SpeakerModel | None = None
     min_similarity: float | None = None
-    #: Where audio worth hearing is kept, None: nowhere; and how many failures and how many worst cases of each stage.
+    #: Folder for the audio of bad answers (None: not kept), and how many failures and worst cases of each stage.
     audio_folder: Path | None = None
     keep_audio: int = 10
 
     def as_json(self) -> dict[str, Any]:
-        """For the report: everything but the key and the texts, which the requests have."""
+        """The configuration as a report has it, without the key, and without the texts, which the requests have."""
         return {
             "url": self.target.url,
             "dialect": self.dialect.name,

@@ -1,4 +1,4 @@
-"""The generator against a server that needs no time: what of the figures is its own."""
+"""The generator measured against a stub server: its own share of the figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE, CHANNELS = 48_000, 2
 
 @contextmanager
 def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
-    """`hocket.bench.load.stub_server` in a process of its own: 48 kHz stereo PCM in chunks of 80 ms."""
+    """Run `hocket.bench.load.stub_server` in another process: 48 kHz stereo PCM in chunks of 80 ms."""
     command = [sys.executable, "-m", "hocket.bench.load.stub_server", "--seconds", str(seconds), "--pace", str(pace)]
     shape = ["--rate", str(RATE), "--channels", str(CHANNELS)]
     with subprocess.Popen(command + shape, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -31,7 +31,7 @@ def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         if not port.isdecimal():
-            raise HocketError("the stub server for the generator's own floor did not start")
+            raise HocketError("the stub server for the generator's self check did not start")
         try:
             yield Target.parse(f"http://{HOST}:{port}")
         finally:
@@ -39,7 +39,7 @@ def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
 
 
 async def self_check(streams: int, seconds: float = _SECONDS) -> dict[str, Any]:
-    """`streams` answers at a time at the pace of a player: first byte, processor time, lateness."""
+    """Receive `streams` answers at once at the speed of a player: first byte, processor time, lateness."""
 
     async def one(_: int) -> Response:
         return await send(target, "POST", SPEECH_PATH, {}, b"{}", _TIMEOUT_SECONDS)
@@ -61,7 +61,7 @@ async def self_check(streams: int, seconds: float = _SECONDS) -> dict[str, Any]:
 
 
 def generator_load(run: StageRun) -> dict[str, float]:
-    """What the generator itself took: cores, and how late its clock was read at worst."""
+    """The generator's own load: cores, and the delays of its event loop."""
     lags = np.array(run.lags or [0.0]) * 1e3
     return {
         "cores": round(run.cpu_seconds / max(run.seconds, 1e-9), 3),

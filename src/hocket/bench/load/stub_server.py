@@ -1,9 +1,9 @@
-"""A speech server that needs next to no time: what a load generator measures against it is the generator itself.
+"""A speech server that needs almost no time, so that a load generator measures itself against it.
 
     python -m hocket.bench.load.stub_server [--rate 48000] [--channels 2] [--chunk-ms 80] [--seconds 4] [--pace 1]
 
-It prints its port and serves until standard input is closed. Every answer is raw PCM noise in chunks, the first at once
-and the rest at `pace` times the speed of a player (0: everything at once).
+It prints its port and serves until standard input closes. Every response is raw PCM noise in chunks: the first one at
+once, the rest at `pace` times the speed of a player (0: all at once).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 
 
 class Stub:
-    """Answers whatever is asked."""
+    """Responds to any request with the same noise."""
 
     def __init__(self, *, rate: int, channels: int, chunk_seconds: float, seconds: float, pace: float) -> None:
         noise = np.random.default_rng(0).normal(0.0, 3000.0, (round(rate * chunk_seconds), channels))
@@ -34,7 +34,7 @@ class Stub:
         self._interval = chunk_seconds / pace if pace else 0.0
 
     async def respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
+        """Serve the one request of a connection."""
         loop = asyncio.get_running_loop()
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -71,7 +71,7 @@ async def _serve(stub: Stub) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A speech server that needs next to no time.")
+    parser = argparse.ArgumentParser(description="A speech server that needs almost no time.")
     parser.add_argument("--rate", type=int, default=48_000)
     parser.add_argument("--channels", type=int, default=2)
     parser.add_argument("--chunk-ms", type=float, default=80.0)

@@ -1,4 +1,4 @@
-"""Two reports side by side: ratios with intervals, and whether a difference is more than noise."""
+"""Comparison of two reports: ratios with intervals, and whether a difference exceeds noise."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hocket.bench.report.report import plain
+from hocket.bench.report.report import format_figure
 from hocket.bench.report.statistics import draws_of, more_is_better
 from hocket.errors import ConfigError
 
 _INTERVAL = (2.5, 97.5)
-#: Compared when both reports have them.
+#: Figures that are compared when both reports have them.
 _FIGURES = (
     "success_rate",
     "audio_s_per_s",
@@ -37,7 +37,7 @@ _FIGURES = (
     "cer",
     "similarity_mean",
 )
-#: What makes two reports comparable, and what it is called.
+#: Labels of the conditions that must be equal for two reports to be comparable.
 _CONDITIONS = {
     ("host", "cpu"): "client processor",
     ("host", "gpus"): "GPUs of the client's machine",
@@ -57,7 +57,7 @@ _CONDITIONS = {
 
 
 class Ratio(NamedTuple):
-    """B over A, its 95 % interval, and what it means: "better", "worse" or "noise"."""
+    """B over A, its 95 % interval, and the verdict: "better", "worse" or "noise"."""
 
     a: float
     b: float
@@ -68,9 +68,9 @@ class Ratio(NamedTuple):
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
-    """By stage, then by figure. Stages are matched by their load.
+    """Ratios by stage and figure. Stages are matched by their load.
 
-    Raises ConfigError when none matches, and for reports that are not whole.
+    Raises ConfigError when none matches, and for incomplete reports.
     """
     try:
         return _compare(a, b)
@@ -88,7 +88,7 @@ def _compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, 
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What else than the server changed."""
+    """Conditions, other than the server, that differ."""
     found = []
     for (section, key), label in _CONDITIONS.items():
         left, right = (report.get(section, {}).get(key) for report in (a, b))
@@ -103,28 +103,30 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def print_comparison(stages: Mapping[str, Mapping[str, Ratio]], remarks: list[str], console: Console) -> None:
-    """One table for each load."""
+    """Print one table for each load."""
     for name, ratios in stages.items():
         table = Table(title=name, title_justify="left", show_edge=False, pad_edge=False)
         for column in ("", "A", "B", "B / A", "95 %", ""):
             table.add_column(column, justify="left" if column == "" else "right")
         for figure, found in ratios.items():
             interval = f"{found.low:.3f} to {found.high:.3f}"
-            table.add_row(figure, plain(found.a), plain(found.b), f"{found.ratio:.3f}", interval, found.verdict)
+            table.add_row(
+                figure, format_figure(found.a), format_figure(found.b), f"{found.ratio:.3f}", interval, found.verdict
+            )
         console.print(table)
     for remark in remarks:
         console.print(f"note: {remark}", highlight=False, markup=False)
 
 
 def _ratios(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Ratio]:
-    # Different seeds, so that equal reports do not agree by construction.
+    # The seeds differ, so that equal reports do not agree by construction.
     draws_a, draws_b = draws_of(a, 1), draws_of(b, 2)
     found = {}
     for name in _FIGURES:
         if name not in draws_a or name not in draws_b:
             continue
         (value_a, of_a), (value_b, of_b) = draws_a[name], draws_b[name]
-        if value_a == 0.0 or (of_a <= 0.0).mean() > 0.01:  # no ratio to nothing
+        if value_a == 0.0 or (of_a <= 0.0).mean() > 0.01:  # a ratio to zero is undefined
             continue
         usable = of_a > 0.0
         low, high = np.percentile(of_b[usable] / of_a[usable], _INTERVAL)

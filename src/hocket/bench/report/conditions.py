@@ -23,7 +23,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Holds when a figure is on the wrong side of a number."""
+    """A comparison of a figure and a number that fails a run when it holds."""
 
     figure: str
     comparison: str
@@ -31,7 +31,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Raises ConfigError."""
+        """Parse `--fail-if`. Raises ConfigError."""
         found = _FORM.fullmatch(text)
         if found is None:
             raise ConfigError(
@@ -40,7 +40,7 @@ class Condition:
         return cls(found[1], found[2], float(found[3]))
 
     def holds(self, value: float) -> bool:
-        """Whether `value` fails."""
+        """Whether the figure's `value` fails the run."""
         return _OPERATORS[self.comparison](value, self.number)
 
     def check_known(self, known: Collection[str]) -> None:

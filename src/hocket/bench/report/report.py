@@ -1,4 +1,4 @@
-"""A report on the terminal, as JSON, and as a page that needs nothing but itself."""
+"""A report on the terminal, as JSON, and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _ROWS = (
     ("rtf_p50", "real-time factor, p50"),
     ("rtf_p95", "… p95"),
     ("gap_longest_p95_ms", "longest gap between pieces, ms, p95"),
-    ("underrun_free", "never stood still, played at once"),
+    ("underrun_free", "never stalled, played at once"),
     ("underrun_free_buffered", "… with a start buffer"),
-    ("still_p95_ms", "standing still, ms, p95"),
+    ("still_p95_ms", "stalled, ms, p95"),
     ("wer", "word error rate"),
     ("cer", "character error rate"),
     ("similarity_mean", "likeness to the reference"),
     ("failures", "failed answers"),
 )
 _LISTED = 12
-#: Half a surrogate pair that a server sent becomes its escape, which JSON and scripts read as the same.
+#: A lone surrogate from a server is written as its escape, which JSON and scripts read back as the same.
 _LONE = "backslashreplace"
 
 
 def write_json(path: Path, report: Report) -> None:
-    """Raises AudioFileError when the file cannot be written."""
+    """Write `report`. Raises AudioFileError when the file cannot be written."""
     write_atomically(path, json.dumps(report, ensure_ascii=False, indent=1).encode("utf-8", _LONE))
 
 
 def read_report(path: Path, kind: str) -> dict[str, Any]:
-    """Raises ConfigError."""
+    """Read a report of this `kind`. Raises ConfigError."""
     try:
         report = json.loads(path.read_bytes(), parse_constant=_no_number)
     except OSError as error:
@@ -67,16 +67,16 @@ def _no_number(name: str) -> float:
 
 
 def write_page(path: Path, report: Report) -> None:
-    """The page: the report inside a template that draws it, no other file and no network."""
+    """Write the page: the report inside a template that draws it without other files and network."""
     template = (resources.files("hocket.bench") / "data" / "page.html").read_text(encoding="utf-8")
-    # "</script>" and "<!--" in somebody's text must not end the script that carries it.
+    # A text with "</script>" or "<!--" must not end the script that carries it.
     data = json.dumps(report, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     data = data.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     write_atomically(path, template.replace("/*REPORT*/null", data).encode("utf-8", _LONE))
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Figures with their intervals, what was wrong, and what the generator itself took."""
+    """Print figures with their intervals, faults, and the generator's own load."""
     stages = report["stages"]
     config = report["wishes"]
     console.print(
@@ -101,8 +101,8 @@ def print_report(report: Report, console: Console) -> None:
         )
 
 
-def plain(value: float) -> str:
-    """Three digits that count."""
+def format_figure(value: float) -> str:
+    """Format with three significant digits."""
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
@@ -119,9 +119,11 @@ def _figures_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     if any(stage["server_first_audio_ms"] for stage in stages):
         for key in ("p50", "p95"):
             cells = [(stage["server_first_audio_ms"] or {}).get(key) for stage in stages]
-            table.add_row(f"the server's own first audio, ms, {key}", *("" if c is None else plain(c) for c in cells))
+            table.add_row(
+                f"the server's own first audio, ms, {key}", *("" if c is None else format_figure(c) for c in cells)
+            )
     for key, label in (("cores", "the generator: cores"), ("lag_p99_ms", "… late by, ms, p99")):
-        table.add_row(label, *(plain(stage["generator"][key]) for stage in stages))
+        table.add_row(label, *(format_figure(stage["generator"][key]) for stage in stages))
     return table
 
 
@@ -129,7 +131,11 @@ def _cell(figure: Sequence[float] | None) -> str:
     if figure is None:
         return ""
     value, low, high = figure
-    return plain(value) if low == high else f"{plain(value)}  [{plain(low)}, {plain(high)}]"
+    return (
+        format_figure(value)
+        if low == high
+        else f"{format_figure(value)}  [{format_figure(low)}, {format_figure(high)}]"
+    )
 
 
 def _print_faults(stage: Mapping[str, Any], console: Console) -> None:
@@ -140,7 +146,7 @@ def _print_faults(stage: Mapping[str, Any], console: Console) -> None:
         f"FAIL: {stage['name']}: {len(failed)} of {len(stage['requests'])} answers", style="red", highlight=False
     )
     counts = {name[6:]: int(figure[0]) for name, figure in stage["figures"].items() if name.startswith("fault_")}
-    counts.pop("status", None)  # the sum of those that follow
+    counts.pop("status", None)  # the sum of all status_NNN
     for kind, count in sorted(counts.items(), key=lambda item: -item[1]):
         console.print(f"  {count:5d}  {kind}: {FAULTS.get(kind, FAULTS['status'])}", highlight=False, markup=False)
     for request in failed[:_LISTED]:

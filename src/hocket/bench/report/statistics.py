@@ -13,19 +13,19 @@ from hocket.bench.faults import SLOW
 
 DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
-#: Bins that a steady window is cut into, for throughput.
+#: Number of bins of the steady window, for throughput.
 BINS = 20
-#: A standstill shorter than this is not heard.
+#: A shorter stall is inaudible.
 _UNDERRUN_MS = 10.0
 _BATCH = 50
 
 Draws = NDArray[np.float64]
-#: A request of a report, as `Outcome.as_json` writes it.
+#: A request as a report has it (`Outcome.as_json`).
 Request = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-    """A number and the interval that holds it with 95 % probability."""
+    """A value and its 95 % interval."""
 
     value: float
     low: float
@@ -44,17 +44,17 @@ _TIMES = {
     "connect": "connect_ms",
 }
 _PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
-#: Figures of which less is better; of the others, more.
+#: Prefixes of figures that are better when larger.
 _MORE_IS_BETTER = ("success_rate", "requests_per_s", "audio_s_per_s", "underrun_free", "similarity")
 
 
 def more_is_better(name: str) -> bool:
-    """Whether a larger figure of this name is good news."""
+    """Whether a larger value of this figure is better."""
     return name.startswith(_MORE_IS_BETTER)
 
 
 def figure_names() -> set[str]:
-    """Every figure that a stage can have, beside those of the faults."""
+    """Every figure that a stage can have, without those of faults."""
     statistics = {
         f"{name}_{level}{'' if key == 'rtf' else '_ms'}"
         for name, key in _TIMES.items()
@@ -68,7 +68,7 @@ def figure_names() -> set[str]:
 
 
 def draws_of(stage: Mapping[str, Any], seed: int) -> dict[str, tuple[float, Draws]]:
-    """Every figure of a stage of a report: its value and `DRAWS` bootstrap replicates."""
+    """The value and `DRAWS` bootstrap replicates of every figure of a stage."""
     rng = np.random.default_rng(seed)
     requests = counted(stage["requests"])
     figures: dict[str, tuple[float, Draws]] = {}
@@ -83,7 +83,7 @@ def draws_of(stage: Mapping[str, Any], seed: int) -> dict[str, tuple[float, Draw
     if stage["requests"]:
         right = np.array([not request["faults"] for request in stage["requests"]], np.float64)
         figures["success_rate"] = _resampled(right, lambda batch: batch.mean(axis=1), rng)
-    # Of all that was said: to leave out what failed by its words or its voice would leave out the errors.
+    # All requests count: those that failed by their words or their voice are the errors.
     figures |= _error_rates(stage["requests"], rng)
     alike = [request["similarity"] for request in stage["requests"] if "similarity" in request]
     similarities = np.array(alike, np.float64)
@@ -105,20 +105,20 @@ def figures_of(stage: Mapping[str, Any], seed: int) -> dict[str, Figure]:
 
 
 def counted(requests: Sequence[Request]) -> list[Request]:
-    """The requests that latencies are taken from: right and steady; all right ones where none was steady."""
+    """Requests that latencies come from: right and steady ones, or all right ones where none was steady."""
     good = [request for request in requests if is_right(request)]
     return [request for request in good if request["phase"] == "steady"] or good
 
 
 def is_right(request: Request) -> bool:
-    """Whether the answer is what was asked for, however late."""
+    """Whether the answer is right, however late."""
     return all(fault["kind"] in SLOW for fault in request["faults"])
 
 
 def timeline_of(requests: Sequence[Request], began_to_window: tuple[float, float], seconds: float) -> dict[str, Any]:
-    """Answers and seconds of audio over time: of the whole stage for the plot, of its steady window for the figures.
+    """Answers and seconds of audio over time: the whole stage for the plot, its steady window for the figures.
 
-    Times count from the stage's begin. Only right answers are counted, and their audio when it arrived.
+    Times count from the start of the stage. Only right answers count, and their audio counts when it arrives.
     """
     good = [request for request in requests if is_right(request)]
     ends = [request["ended_at"] for request in good]
@@ -151,7 +151,7 @@ def timeline_of(requests: Sequence[Request], began_to_window: tuple[float, float
 
 
 def fault_counts(requests: Sequence[Request]) -> dict[str, int]:
-    """Failed requests by kind; one that is wrong in two ways counts under both. `status` is all of `status_NNN`."""
+    """Failed requests by kind of fault; one with two kinds counts twice. `status` sums all `status_NNN`."""
     kinds = [{fault["kind"] for fault in request["faults"]} for request in requests]
     statuses = sum(any(kind.startswith("status_") for kind in found) for found in kinds)
     return {**Counter(kind for found in kinds for kind in found), **({"status": statuses} if statuses else {})}
@@ -182,7 +182,7 @@ def _statistics(name: str, unit: str, values: Draws, rng: np.random.Generator) -
 
 
 def _error_rates(requests: Sequence[Request], rng: np.random.Generator) -> dict[str, tuple[float, Draws]]:
-    """Errors of all texts over words (or characters) of all texts, requests resampled."""
+    """Error rates over all texts, with requests resampled."""
     found = {}
     for name, errors, total in (("wer", "word_errors", "words"), ("cer", "character_errors", "characters")):
         pairs = np.array([(r[errors], r[total]) for r in requests if r.get(total)], np.float64)
@@ -198,6 +198,6 @@ def _resampled(values: Draws, statistic: Callable[[Draws], Draws], rng: np.rando
 
 
 def _replicates(values: Draws, statistic: Callable[[Draws], Draws], rng: np.random.Generator) -> Draws:
-    """`statistic` of rows, of `DRAWS` resamples of `values`; in batches, so that memory stays small."""
+    """`statistic` of `DRAWS` resamples of `values`, in batches that bound memory."""
     parts = [statistic(values[rng.integers(len(values), size=(_BATCH, len(values)))]) for _ in range(0, DRAWS, _BATCH)]
     return np.concatenate(parts)
