@@ -1,4 +1,5 @@
-"""Benchmarks that are run from the repository's root: `python -m benchmarks.gpu.check` and the like.
+"""Benchmarks that are run from the repository's root: `python -m benchmarks.gpu.check` and the
+like.
 
 `gpu` measures on a GPU, `host` the Python around it, `results` keeps reports that the documentation
 quotes. Importing this package makes `hocket` importable from `src` where it is not installed.

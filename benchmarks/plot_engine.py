@@ -1,4 +1,5 @@
-"""Draw docs/performance.svg: throughput and first audio over clients, from benchmarks/results/engine_h200.json.
+"""Draw docs/performance.svg: throughput and first audio over clients, from
+benchmarks/results/engine_h200.json.
 
 python -m benchmarks.plot_engine     # needs matplotlib
 """

@@ -1,4 +1,4 @@
-"""What a case of `benchmarks.gpu.kernels` is, and what cases are made of.
+"""A case of `benchmarks.gpu.kernels`, and the inputs that cases share.
 
 Bytes count every input and every output once.
 """
@@ -23,7 +23,7 @@ BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement: `prepare` makes new inputs, and a call on them."""
+    """One measurement: `prepare` makes new inputs and returns a call on them."""
 
     name: str
     nbytes: float
@@ -41,12 +41,14 @@ def randn(*shape: int, on: torch.device, dtype: torch.dtype = BF16) -> Tensor:
 
 
 def product(*shape: int, on: torch.device) -> Scaled:
-    """Of 8 bits, without a bias."""
+    """A random product in 8 bits, without a bias."""
     rows, columns = torch.rand(*shape[:-1], 1, device=on), torch.rand(shape[-1], device=on)
     return Scaled(randn(*shape, on=on), rows, columns, None)
 
 
 def kernel(operation: AnyOperation) -> Callable[..., Any]:
-    """The operation's kernel on a GPU and in Triton's interpreter; elsewhere the form that a CPU runs."""
+    """The operation's kernel on a GPU and in Triton's interpreter; elsewhere the form that a CPU
+    runs.
+    """
     has_kernels = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
     return operation.gpu if has_kernels else operation.cpu

@@ -1,4 +1,5 @@
-"""What `benchmarks.gpu.kernels` measures: each kernel's inputs at a model's sizes, and what it cannot avoid doing.
+"""What `benchmarks.gpu.kernels` measures: each kernel's inputs at a model's sizes, and what it
+cannot avoid doing.
 
 Sizes come from the dimensions that ship with Hocket, or a folder's.
 """
@@ -32,7 +33,9 @@ TABLE_ROWS = 1024
 
 
 def kernel_cases(arguments: Namespace, device: torch.device) -> Iterator[Case]:
-    """Cases at the sizes of one model, and those of a second for the kernels that the first does not run."""
+    """Cases at the sizes of one model, and those of a second for the kernels that the first does
+    not run.
+    """
     of_talker, of_codec = plans(arguments.model, arguments.codec, BF16)
     of_second, of_second_codec = plans(arguments.second, arguments.second_codec, BF16)
     talker, second = of_talker.empty(), of_second.empty()
@@ -56,7 +59,9 @@ def backbone_cases(shape: Qwen3BackboneConfig, talker: TalkerConfig, rows: int, 
     weight = torch.ones(size, dtype=BF16, device=on)
 
     def on_rows(operation: AnyOperation, kind: str, widths: Sequence[int], nbytes: float, *rest: object) -> Case:
-        """`nbytes` for each element of the first width. With 8 bits out, the last input is a product of 8 bits."""
+        """`nbytes` for each element of the first width. With 8 bits out, the last input is a
+        product of 8 bits.
+        """
 
         def prepare() -> Callable[[], object]:
             inputs: list[Tensor | Scaled] = [randn(rows, width, on=on) for width in widths]

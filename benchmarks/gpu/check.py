@@ -1,16 +1,15 @@
-"""Does Hocket do on this GPU what it does on a CPU, and how fast? In less than five minutes.
+"""Check in five minutes that Hocket computes on this GPU what it computes on a CPU, and how fast.
 
     python -m benchmarks.gpu.check [--json FILE] [--only card,kernels,golden,full,bench] [--model NAME] [--rows 128]
 
-Steps, each by itself, so that the rest goes on where one fails (exit code 1 in the end):
+Steps are independent; a failure of one (exit code 1 in the end) leaves the others running:
 `card`     versions and the card;
-`kernels`  every Triton kernel, compiled, against its plain twin: `pytest tests/kernels`, beside the next step;
+`kernels`  every Triton kernel, compiled, against its reference: `pytest tests/kernels`, beside the next step;
 `golden`   the golden checkpoints in float32 (greedy frames equal the official ones, sampled frames the CPU's) and bf16
-           (how many first frames are equal, how far samples are off), and each recorded graph against the same work
-           without recording;
-`full`     real dimensions, random weights, strict mode, all rows taken: a request's codes and samples are, byte for
-           byte, what they are alone; a second run is equal to the first; graphs are equal to no graphs;
-`bench`    the engine's benchmark, shortened: audio seconds a second, first audio, memory.
+           (number of equal first frames, error of samples), and each recorded graph against eager execution;
+`full`     real dimensions, random weights, strict mode, all rows taken: codes and samples of a request equal, byte
+           for byte, those of the request alone; a second run equals the first; graphs equal eager execution;
+`bench`    a shorter benchmark of the engine: audio seconds a second, first audio, memory.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(STEPS), help="steps, separated by commas")
     parser.add_argument("--model", default="moss-tts-local-v1.5", help="dimensions, as for hocket bench engine")
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
-    parser.add_argument("--rows", type=int, default=128, help="of the full batch, and clients of the benchmark")
+    parser.add_argument("--rows", type=int, default=128, help="rows of the full batch, and clients of the benchmark")
     parser.add_argument("--requests", type=int, default=640, help="of the benchmark")
     parser.add_argument("--profile", default="throughput", help="of the benchmark")
     parser.add_argument("--quantize", choices=["fp8"], help="for `full` and `bench`")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], help="for `full` and `bench`")
-    parser.add_argument("--test-seconds", type=float, default=150.0, help="at most, for the kernels' tests")
-    parser.add_argument("--tests", default="test_*.py", help="which files of tests/kernels")
+    parser.add_argument("--test-seconds", type=float, default=150.0, help="time limit of the kernels' tests")
+    parser.add_argument("--tests", default="test_*.py", help="pattern of files in tests/kernels")
     arguments = parser.parse_args()
     steps = arguments.only.split(",")
     if unknown := set(steps) - set(STEPS):
@@ -80,7 +79,9 @@ def main() -> int:
 
 
 class KernelTests:
-    """The tests of the kernels, each file in a process of its own: one that breaks the device breaks no other."""
+    """The tests of the kernels, each file in its own process, so that a broken device affects one
+    file only.
+    """
 
     def __init__(self, arguments: Namespace) -> None:
         self._until = time.perf_counter() + arguments.test_seconds
@@ -91,7 +92,7 @@ class KernelTests:
             self._running = {file.name: self._pool.submit(self._run, file) for file in files}
 
     def outcome(self) -> dict[str, Any]:
-        """Waits for all of them."""
+        """Wait for all test files, and summarise them."""
         if not self._running:
             return {"wrong": ["no kernel was tested: pytest (pip install pytest) or tests/kernels is missing here"]}
         summary, wrong = {}, []
@@ -106,7 +107,7 @@ class KernelTests:
 
     def _run(self, file: Path) -> tuple[int, str]:
         command = [sys.executable, "-m", "pytest", "-m", "not slow", "-W", "default", "-p", "no:cacheprovider"]
-        # What is not installed is beside this folder.
+        # Hocket may not be installed.
         path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
         left = self._until - time.perf_counter()
         if left <= 0:
@@ -130,7 +131,7 @@ class KernelTests:
 
 
 class Check:
-    """The steps that run here, and what they share."""
+    """The steps that run in this process."""
 
     def __init__(self, report: Report, arguments: Namespace, device: torch.device) -> None:
         self.report = report
@@ -138,7 +139,7 @@ class Check:
         self._device = device
 
     def step(self, name: str, work: Any) -> Any:
-        """Run, note, and print in a line."""
+        """Run `work`, note its figure, and print it on one line."""
         began = time.perf_counter()
         figure = self.report.measure(name, work)
         if figure is not None:
@@ -173,11 +174,11 @@ class Check:
     # ---- real dimensions
 
     def full(self) -> None:
-        """One strict engine for all that needs real dimensions."""
+        """Run all checks with real dimensions on one strict engine."""
         made = self.report.attempt("full/engine", self._strict_engine)
         if made is not None:
             self._full(*made)
-        # The benchmark builds its own, and counts memory.
+        # The benchmark builds its own engine, and measures memory.
         del made
         gc.collect()
         if self._device.type == "cuda":
@@ -205,7 +206,7 @@ class Check:
         engine = Engine(assemble(model, codec, config))
         started = time.perf_counter()
         workload = read_workload(model.talker.config, model.prompt, 0)
-        # Of different lengths, so that rows end and begin at different times; more than a whole chunk each.
+        # Lengths differ, so that rows end and begin at different times; each exceeds a whole chunk.
         short = [replace(one, frames=18 + i % 13) for i, one in enumerate(workload[: arguments.rows])]
         requests = [one.request(i, ignore_stop=True) for i, one in enumerate(short)]
         print(f"weights {loaded - began:.1f} s, engine with {arguments.rows} rows {started - loaded:.1f} s", flush=True)
@@ -239,23 +240,25 @@ class Check:
             seed=0,
         )
         figures = bench_engine(run_config)
-        # That of `hocket bench`; the report has the one that ran.
+        # This one names `hocket`; the report has the command that ran.
         del figures["command"]
         return figures
 
 
 def _engine_of_profile(name: str) -> tuple[str, EngineConfig]:
-    """Profiles belong to the server, whose packages a GPU machine may lack: then the figure says so."""
+    """The profile's engine settings, or the built-in ones where a GPU machine lacks the server's
+    packages.
+    """
     try:
         from hocket.server.profiles import load_profile
     except ModuleNotFoundError as error:
-        print(f"{error.name} is missing here, so the profile {name!r} cannot be read; built-in settings", flush=True)
+        print(f"{error.name} is not installed, so profile {name!r} is not read; using built-in settings", flush=True)
         return f"built in, without {error.name}", EngineConfig()
     return name, load_profile(name).profile.engine
 
 
 def _speak(engine: Engine, requests: Sequence[SpeechRequest]) -> list[Speech]:
-    """All requests at once, streamed: chunks of every size. In the order given."""
+    """Stream all requests at once, in chunks of every size; returns them in order."""
     chunks: dict[str, list[AudioChunk]] = {engine.add(request): [] for request in requests}
     while not engine.idle:
         for chunk in engine.step():
@@ -290,7 +293,7 @@ def _alone(
 
 
 def _again(engine: Engine, requests: Sequence[SpeechRequest], crowd: Sequence[Speech]) -> dict[str, Any]:
-    """The other way round, so that every request has another row."""
+    """Run the requests in reverse order, so that each has another row."""
     return _bytes_equal(_speak(engine, requests[::-1])[::-1], crowd)
 
 

@@ -1,4 +1,4 @@
-"""Cases of `benchmarks.gpu.kernels`: the kernels of codecs, at the sizes of a chunk of several streams."""
+"""Cases of `benchmarks.gpu.kernels`: codec kernels at the sizes of a chunk of several streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stage_cases(stage: RingStage, streams: int, frames: int, on: torch.device) -
     heads, size, tokens = stage.ring.kv_heads, stage.ring.head_dim, frames * unit
     rows = streams * tokens
     yield from ring_cases(stage, [frames] * streams, f"{streams} x {tokens} x {heads} x {size}", on)
-    # Streams of 1, 2, .. `frames` frames, and again from 1 on.
+    # Streams have 1, 2, .. `frames` frames, repeated.
     label = f"{streams} x {unit} to {tokens} x {heads} x {size}"
     yield from ring_cases(stage, [1 + stream % frames for stream in range(streams)], label, on)
     ffn = stage.ffn_dim
@@ -62,7 +62,7 @@ def stage_cases(stage: RingStage, streams: int, frames: int, on: torch.device) -
 
 
 def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.device) -> Iterator[Case]:
-    """Attention of streams that have `counts` new frames."""
+    """Attention of streams with `counts` new frames."""
     ring, width = stage.ring, stage.width
     heads, size, unit, context = ring.kv_heads, ring.head_dim, ring.tokens_per_frame, ring.context_tokens
     streams, tokens = len(counts), sum(counts) * unit
@@ -80,7 +80,7 @@ def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.de
         return lambda: kernel(ops.pair_turns)(chunks, tokens, size, stage.rope_base)
 
     def copy() -> Callable[[], object]:
-        # As a kept stream goes to a request's row.
+        # A kept stream is copied to a request's row like this.
         shape = (2, ring.layers, 2, context + unit, heads, size)
         rings, target = randn(*shape, on=on), randn(*shape, on=on)
         move_3 = torch.tensor([0, 1, 1000], device=on)

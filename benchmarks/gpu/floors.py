@@ -1,7 +1,9 @@
-"""The least that a part of a model must do: bytes through memory, and operations; and what others took for it.
+"""The least that a part of a model must do: bytes through memory, and operations; and what others
+took for it.
 
-A weight is read once in a batch, a key or value once by each row that sees it. The depth transformer's and predictor's
-weights are read in every position of a frame: they do not fit the cache.
+A weight is read once in a batch, a key or value once by each row that sees it. The depth
+transformer's and predictor's weights are read in every position of a frame: they do not fit the
+cache.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from hocket.models.talker import Talker
 
 #: What the two tables below are about.
 MEASURED_MODEL = "moss-tts-local-v1.5"
-#: On one H200, bf16, 320 positions: the shortest plain PyTorch that does the arithmetic, in a CUDA graph.
+#: On one H200, bf16, 320 positions: the shortest plain PyTorch that does the arithmetic, in a CUDA
+#: graph.
 PLAIN_MS = {
     "advance/128": 5.58,
     "advance/256": 8.72,
@@ -31,7 +34,8 @@ PLAIN_MS = {
     "decode/8x15": 11.4,
     "decode/32x15": 31.0,
 }
-#: What Hocket aims at, in the same setting: 2,400 audio seconds a second are 16 ms for 32 x 15 frames.
+#: What Hocket aims at, in the same setting: 2,400 audio seconds a second are 16 ms for 32 x 15
+#: frames.
 TARGET_MS = {"advance/128": 4.2, "draw/128": 1.2, "decode/32x15": 16.0}
 
 

@@ -1,10 +1,11 @@
-"""What FP8 costs in precision: each part of a model against the same part in float32, on the same random input.
+"""The error of FP8: each part of a model against the same part in float32, on the same random
+input.
 
     python -m benchmarks.gpu.fp8_error --model moss-tts-local-v1.5 --random-weights --device cuda --json fp8_error.json
 
-Prints JSON: relative root-mean-square errors of bfloat16 and of FP8 against float32 with the same weights, on random
-frames. Without --random-weights `--model` is a checkpoint's folder. Random weights have no outliers, which trained ones
-have: their errors are the lower bound.
+Prints JSON: relative root-mean-square errors of bfloat16 and of FP8 against float32 with the same
+weights, on random frames. Without --random-weights `--model` is a checkpoint's folder. Random
+weights lack the outliers of trained ones, so their errors are a lower bound.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hocket.models.layers.kv_cache import KVPages
 from hocket.models.talker import Talker
 
 Models: TypeAlias = tuple[LoadedTalker, Codec]
-#: Rows of the backbone's output that go on to the predictor of the frame's codes.
+#: Number of backbone outputs that go to the predictor of the frame's codes.
 _PREDICTED_ROWS = 64
 
 
@@ -39,14 +40,14 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="checkpoint folder, or a name that ships with the package")
     parser.add_argument("--codec", help="codec folder; default: the model's")
     parser.add_argument("--random-weights", action="store_true", help="only the dimensions are the model's")
-    parser.add_argument("--device", default="cpu", help="cpu (plain twins of the kernels), cuda or cuda:N")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--rows", type=int, default=256, help="rows of context of the backbone")
     parser.add_argument("--frames", type=int, default=64, help="frames for the codec")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the report here as well")
     arguments = parser.parse_args()
     device = parse_device(arguments.device)
-    # By default convolutions in float32 multiply in TF32.
+    # By default, convolutions in float32 use TF32.
     torch.backends.cudnn.allow_tf32 = False
 
     def models(dtype: torch.dtype) -> Models:
@@ -76,12 +77,13 @@ def main() -> None:
 def fp8_errors(
     models: Callable[[torch.dtype], Models], *, rows: int, frames: int, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Relative root-mean-square errors, by part and then by precision ("bf16", "fp8"; of the backbone also "fp8_kv",
-    bfloat16 but for keys and values).
+    """Relative root-mean-square errors by part and precision: "bf16", "fp8", and for the backbone
+    "fp8_kv" (bfloat16 with keys and values in FP8).
 
-    `models` makes a model in float32 or bfloat16, which is what FP8 goes with. All get the bfloat16 one's weights, so
-    that none but the arithmetic and the FP8 rounding count. Two sequences of `rows` random frames go through the
-    backbone, their last hidden states through the code predictor, `frames` random frames through the codec's decoder.
+    `models` makes a model in float32 or bfloat16. All models get the bfloat16 one's weights, so
+    that only arithmetic and FP8 rounding differ. Two sequences of `rows` random frames go through
+    the backbone, their last hidden states through the code predictor, and `frames` random frames
+    through the codec's decoder.
     """
     exact, rounded = models(torch.float32), models(torch.bfloat16)
     for ours, theirs in zip(_tensors(exact), _tensors(rounded), strict=True):
@@ -101,7 +103,7 @@ def fp8_errors(
         dtype = next(loaded.talker.parameters()).dtype
         hidden_BTD = loaded.talker.backbone(x_BTD.to(dtype))
         own_MD = hidden_BTD.flatten(0, 1)[-_PREDICTED_ROWS:]
-        # All predict from the exact hidden states, as near as bfloat16 comes.
+        # All precisions predict from the exact hidden states, rounded to bfloat16.
         from_MD = (own_MD.bfloat16() if hidden_MD is None else hidden_MD).to(dtype)
         logits = loaded.talker.forced_logits(from_MD, codes_MN[-len(from_MD) :])
         return hidden_BTD, logits, codec.decode_whole(codec_codes_TN)
@@ -123,7 +125,7 @@ def fp8_errors(
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """Root mean square of the difference, over that of what was wanted."""
+    """Root mean square of the difference, over that of `wanted`."""
     difference = found.double() - wanted.double()
     return float(difference.square().mean().sqrt() / wanted.double().square().mean().sqrt())
 
@@ -134,7 +136,7 @@ def _tensors(models: Models) -> Iterator[Tensor]:
 
 
 def _paged_backbone(talker: Talker, x_BTD: Tensor) -> Tensor:
-    """With keys and values in 8 bits."""
+    """The backbone with keys and values in FP8."""
     config, (batch, rows), device = talker.config, x_BTD.shape[:2], x_BTD.device
     table_BP = torch.arange(batch, device=device)[:, None] + 1
     kv = KVPages.allocate(config.layers, 1 + batch, rows, config.kv_heads, config.head_dim, FP8, device)

@@ -1,4 +1,4 @@
-"""The golden checkpoints on a device, for `benchmarks.gpu.check`: whole engines, and codecs by themselves."""
+"""The golden checkpoints on a device, for `benchmarks.gpu.check`: whole engines, and codecs alone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hocket.models.registry import load_codec
 
 GOLDEN = ROOT / "tests" / "golden"
 QWEN3 = ("base_1b7", "base_0b6", "custom_1b7", "custom_0b6", "design_1b7")
-#: Checkpoints that do not share their codec, and those that do not share their dimensions, with one before.
+#: One checkpoint for each codec, and one for each set of dimensions.
 CODECS = ("local_tiny", "base_1b7")
 BF16 = ("local_tiny", "base_1b7", "base_0b6")
-#: Of samples, relative to the root mean square of what a CPU makes in float32. These networks are random and amplify
-#: what bf16 rounds away: on a CPU, too, samples are up to 13 % off.
+#: Largest error of samples, relative to the root mean square of a CPU's in float32. These networks
+#: are random and amplify bf16 rounding: on a CPU, too, samples are up to 13 % off.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
-#: Few and small batches, so that recording graphs takes seconds.
+#: Few, small batches, so that recording graphs takes seconds.
 CONFIG = EngineConfig(
     rows=3,
     max_context_rows=512,
@@ -42,7 +42,7 @@ _PREFILL_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A golden checkpoint: greedy requests, and the frames that the official classes make of each, [F, N]."""
+    """A golden checkpoint: greedy requests, and the official classes' frames of each, [F, N]."""
 
     name: str
     model: Path
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @property
     def sampled(self) -> list[SpeechRequest]:
-        """The first requests with noise, which is the same on every device."""
+        """The first requests, sampled with noise that is the same on every device."""
         rules = [
             Sampling(temperature=1.7, top_k=25, top_p=0.8),
             Sampling(temperature=1.0, top_k=0, top_p=0.95, repetition_penalty=1.2),
@@ -68,13 +68,13 @@ class Checkpoint:
             return Engine.load(self.model, self.codec, device=str(device), dtype=dtype, config=CONFIG)
 
     def speak_on_cpu(self) -> tuple[list[Speech], list[Speech]]:
-        """The greedy and the sampled requests in float32."""
+        """Generate the greedy and the sampled requests on a CPU in float32."""
         engine = self.engine(torch.device("cpu"), "float32")
         return engine.generate_many(self.greedy), engine.generate_many(self.sampled)
 
 
 def checkpoints() -> dict[str, Checkpoint]:
-    """By name."""
+    """All golden checkpoints by name."""
     return {one.name: one for one in (_moss(), *map(_qwen3, QWEN3))}
 
 
@@ -95,7 +95,7 @@ def _moss() -> Checkpoint:
         for penalty, name in ((1.0, "greedy_frames"), (1.5, "greedy_frames_reppen1.5")):
             wanted = golden[f"{case}/{name}"]
             sampling = Sampling(temperature=0.0, repetition_penalty=penalty)
-            # A few frames more than it has: it must stop by itself.
+            # A few frames more than the golden ones: the request must stop by itself.
             requests.append(SpeechRequest(**fields, sampling=sampling, seed=0, max_frames=len(wanted) + 4))
             frames.append(wanted.astype(np.int64))
     return Checkpoint("local_tiny", folder, GOLDEN / "codec2_tiny", requests, frames)
@@ -130,8 +130,8 @@ def _qwen3(name: str) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def nothing_recorded() -> Iterator[None]:
-    """In the block every program runs as it is, in the very shapes that graphs have and on the same inputs."""
+def eager_execution() -> Iterator[None]:
+    """Within the block programs run eagerly, with the shapes and inputs of graphs."""
     with mock.patch.object(Launcher, "run", lambda self, key, program: program()):
         yield
 
@@ -139,7 +139,7 @@ def nothing_recorded() -> Iterator[None]:
 def check_golden(
     checkpoint: Checkpoint, engine: Engine, dtype: str, on_cpu: Sequence[Speech], sampled_on_cpu: Sequence[Speech]
 ) -> dict[str, Any]:
-    """An engine on the device against the official frames, and against the CPU's samples in float32."""
+    """Compare an engine on the device to the official frames, and to the CPU's samples in float32."""
     said, sampled = engine.generate_many(checkpoint.greedy), engine.generate_many(checkpoint.sampled)
     equal = [_same(one.codes, wanted) for one, wanted in zip(said, checkpoint.frames, strict=True)]
     firsts = [_same(one.codes[:1], wanted[:1]) for one, wanted in zip(said, checkpoint.frames, strict=True)]
@@ -168,17 +168,19 @@ def check_golden(
 
 
 def check_graphs(engine: Engine, requests: Sequence[SpeechRequest]) -> dict[str, Any]:
-    """Each request alone, through recorded graphs and without recording."""
+    """Compare each request alone, through recorded graphs and eagerly."""
     recorded = [engine.generate(request) for request in requests]
-    with nothing_recorded():
+    with eager_execution():
         eager = [engine.generate(request) for request in requests]
     return compare(recorded, eager, "with and without graphs")
 
 
 def check_codec(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
-    """Golden frames to samples, against the CPU in float32; bf16 may be off by twice what it is off on a CPU."""
+    """Decode golden frames, and compare to the CPU in float32; bf16 may have twice the CPU's own
+    bf16 error.
+    """
     codes_TN = torch.from_numpy(np.concatenate(checkpoint.frames))
-    # As engines have it.
+    # Engines set it the same way.
     torch.backends.cudnn.allow_tf32 = False
 
     def decoded(on: torch.device, dtype: torch.dtype) -> NDArray[np.float32]:
@@ -204,7 +206,9 @@ def check_codec(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
 
 
 def compare(some: Sequence[Speech], others: Sequence[Speech], what: str) -> dict[str, Any]:
-    """Codes must be equal; samples are, to the bit, or the figure says by how much they are not."""
+    """Compare speech: codes must be equal; the figure says whether samples are equal too, or how
+    far off.
+    """
     codes = [_same(one.codes, other.codes) for one, other in zip(some, others, strict=True)]
     pairs = [(one, other) for one, other, same in zip(some, others, codes, strict=True) if same]
     bits = [one.samples.tobytes() == other.samples.tobytes() for one, other in pairs]
@@ -222,7 +226,9 @@ def compare(some: Sequence[Speech], others: Sequence[Speech], what: str) -> dict
 
 
 def relative_rms(made: Samples, wanted: Samples) -> float:
-    """Root mean square of the difference over that of `wanted`; infinite where shapes differ or something is NaN."""
+    """Root mean square of the difference over that of `wanted`; infinite for other shapes and for
+    NaN.
+    """
     if made.shape != wanted.shape:
         return float("inf")
     if not wanted.size:

@@ -1,16 +1,18 @@
-"""Every kernel at the sizes of real models, and the matrix products between them, each against its floor.
+"""Every kernel at the sizes of real models, and the matrix products between them, each against its
+floor.
 
     python -m benchmarks.gpu.kernels [--json FILE] [--rows 1,16,64,128,256] [--only kernels|products] [--match TEXT]
 
-A measurement is a CUDA graph of calls, one after another, over buffers used in turn that together are larger than the
-L2 cache; the median of several replays, by events, over the calls. So it has the gap between two launches, and no cost
-of the host. Where a call moves so little that 256 sets of buffers fit the cache, it is marked with `L2`: there its
-inputs come from the cache, as they do in a running model. The floor is the larger of the bytes that must move over
-4.3 TB/s and of the operations over 790 TFLOP/s (FP8: twice that); weights of norms are not counted.
+Each case is a CUDA graph of consecutive calls over sets of buffers that together exceed the L2
+cache; the time is the median of several replays, by events, over the number of calls. It includes
+the gap between two launches, but no host time. `L2` marks calls so small that 256 sets of buffers
+fit the cache: their inputs come from the cache, as they do in a running model. The floor is the
+larger of the bytes that must move over 4.3 TB/s and of the operations over 790 TFLOP/s (FP8: twice
+that); weights of norms are not counted.
 
-Products are measured in bf16 and, on cards that have it, in FP8: with one scale for a whole matrix, and with one for
-each row and column. At the end: their sums for a backbone step, a frame of the depth transformer and a codec chunk,
-which are the floors of those parts.
+Products are measured in bf16 and, on cards that have it, in FP8, with one scale for a whole matrix
+and with one for each row and column. Their sums for a backbone step, a frame of the depth
+transformer and a codec chunk, printed last, are the floors of those parts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 from benchmarks.gpu.case import Case
 from benchmarks.gpu.cases import kernel_cases
 from benchmarks.gpu.products import Kind, Product, product_cases, sums
-from benchmarks.gpu.tools import Report, device_of, graph_us, numbers, parser_of, turns
+from benchmarks.gpu.tools import Report, buffer_sets, device_of, graph_us, numbers, parser_of
 
 
 def main() -> int:
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def measure_ceilings(report: Report, device: torch.device) -> None:
-    """What this card gives at best, beside what the floors reckon with."""
+    """Measure the card's peak rates, for comparison with those that the floors assume."""
 
     def copy() -> float:
         source = torch.randn(2**30, device=device, dtype=torch.bfloat16)
@@ -136,10 +138,10 @@ def measure_product(product: Product, kind: Kind, device: torch.device) -> dict[
 
 
 def measure(case: Case, device: torch.device) -> dict[str, float]:
-    """Times of one case; its buffers live no longer than this call."""
-    sets = turns(case.nbytes) if device.type == "cuda" else 2
+    """Time one case; its buffers live only during this call."""
+    sets = buffer_sets(case.nbytes) if device.type == "cuda" else 2
     calls = [case.prepare() for _ in range(sets)]
-    # At least 32 launches in a graph, so that its own launch does not count.
+    # A graph has at least 32 launches, so that its own launch does not matter.
     took = graph_us(calls * -(-32 // sets) if device.type == "cuda" else calls, device)
     return {
         "us": round(took, 3),

@@ -1,13 +1,16 @@
-"""Times of a model's parts at full size, random weights: the very CUDA graphs that the engine replays.
+"""Times of a model's parts at full size with random weights, in the CUDA graphs that the engine
+replays.
 
     python -m benchmarks.gpu.parts [--json FILE] [--model moss-tts-local-v1.5] [--rows 1,16,64,128,256] [--profile]
 
-Parts: `advance`, a step of the backbone that feeds one frame of each row back; `draw`, a frame's codes from the hidden
-states (as the model's authors sample); `pages`, prefill of 32 prompt rows each; `decode`, codec chunks to samples.
-Inputs are put once, then the graph is replayed for a while between two events; the median of several such runs. Beside
-each time: its floor, the larger of bytes over 4.3 TB/s and operations over 790 TFLOP/s; what the shortest plain PyTorch
-took for the same arithmetic in a graph on one H200; and the target, where there is one. `--profile` also lists the
-kernels that the largest graphs, and the codec's first chunks, spend their time in.
+Parts: `advance`, a step of the backbone that feeds one frame of each row back; `draw`, a frame's
+codes from the hidden states (with the sampling of the model's authors); `pages`, prefill of 32
+prompt rows each; `decode`, codec chunks to samples. Inputs are uploaded once, then the graph is
+replayed for a while between two events; the time is the median of several such runs. Beside each
+time: its floor, the larger of bytes over 4.3 TB/s and operations over 790 TFLOP/s; the time of the
+shortest plain PyTorch program for the same arithmetic in a graph on one H200; and the target, if
+any. `--profile` also lists the kernels in which the largest graphs and the codec's first chunks
+spend their time.
 """
 
 from __future__ import annotations
@@ -46,9 +49,9 @@ from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
 
 PAGE_ROWS = 32
-#: Pages of a prompt in prefill: 160 rows, as a cloned voice takes.
+#: Pages of a prompt in prefill: 160 rows, the length of a cloned voice.
 PROMPT_PAGES = 5
-#: Frames that a codec stream has heard: all its rings are full.
+#: Position of codec streams, in frames: all rings are full.
 HEARD_FRAMES = 500
 
 
@@ -91,7 +94,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured, and where it is noted."""
+    """The measurements, and the report that they go to."""
 
     report: Report
     arguments: Namespace
@@ -100,7 +103,7 @@ class Bench:
     device: torch.device
 
     def talker_runner(self) -> TalkerRunner:
-        """As many rows as the largest batch, each with pages of its own; keys, values and hidden states at random."""
+        """A runner with the rows of the largest batch, each with its own pages; state is random."""
         rows, config = max(self.arguments.rows), self.model.talker.config
         width = max(1024 // PAGE_ROWS, -(-self.arguments.context // PAGE_ROWS))
         runner = TalkerRunner(
@@ -120,7 +123,7 @@ class Bench:
             runner.start(row, self.model.sampling, seed=row, min_frames=0, prompt=prompt)
         with runner._launcher.active():
             for tensor in (*runner._kv.keys, *runner._kv.values):
-                # Random numbers of 8 bits are not to be had.
+                # PyTorch has no random numbers of 8 bits.
                 tensor.copy_(torch.randn(tensor.shape, device=self.device))
             if runner._kv.scales is not None:
                 runner._kv.scales.fill_(1.0)
@@ -130,7 +133,7 @@ class Bench:
         return runner
 
     def frames(self, runner: TalkerRunner) -> None:
-        """A backbone step, and the draw of a frame."""
+        """Measure a backbone step, and the draw of a frame."""
         talker, sampling, context = self.model.talker, self.model.sampling.codes, self.arguments.context
         frame = min(context - 1, 50)
 
@@ -142,7 +145,7 @@ class Bench:
             else:
                 runner._advance(places, None, None)
 
-        launcher, most = runner._launcher, max(self.arguments.rows)
+        launcher, max_rows = runner._launcher, max(self.arguments.rows)
         print(f"\nadvance: a backbone step at {context} positions\n{HEADER}", flush=True)
         for rows in self.arguments.rows:
             self.show(
@@ -150,7 +153,7 @@ class Bench:
                 launcher,
                 partial(launch, rows, False),
                 partial(advance_work, talker, runner._kv.keys.dtype, rows, context),
-                is_listed=rows == most,
+                is_listed=rows == max_rows,
             )
         rules = f"T {sampling.temperature}, top-k {sampling.top_k}, top-p {sampling.top_p}"
         print(f"\ndraw: {talker.config.n_vq} codes, {rules}\n{HEADER}", flush=True)
@@ -160,17 +163,17 @@ class Bench:
                 launcher,
                 partial(launch, rows, True),
                 partial(draw_work, talker, rows),
-                is_listed=rows == most,
+                is_listed=rows == max_rows,
             )
 
     def pages(self, runner: TalkerRunner) -> None:
-        """Prefill."""
+        """Measure prefill."""
         talker, rows, random = self.model.talker, max(self.arguments.rows), np.random.default_rng(0)
         entries = min(talker.config.audio_codebook_sizes)
 
         def launch(count: int) -> None:
             shape = (count, PAGE_ROWS, 1 + talker.config.n_vq)
-            # With fewer rows than prompts, some are written twice: the same work.
+            # With fewer rows than prompts some rows are written twice, which is the same work.
             runner._run_pages(
                 [
                     PrefillSlice(i // PROMPT_PAGES % rows, rows_TR, i % PROMPT_PAGES * PAGE_ROWS, True)
@@ -179,13 +182,15 @@ class Bench:
             )
 
         print(f"\npages: prefill of {PAGE_ROWS} rows each, {PROMPT_PAGES} pages a prompt\n{HEADER}", flush=True)
-        most = max(self.arguments.pages)
+        max_pages = max(self.arguments.pages)
         for count in self.arguments.pages:
-            least = partial(pages_work, talker, count, PAGE_ROWS)
-            self.show(f"pages/{count}", runner._launcher, partial(launch, count), least, is_listed=count == most)
+            min_work = partial(pages_work, talker, count, PAGE_ROWS)
+            self.show(
+                f"pages/{count}", runner._launcher, partial(launch, count), min_work, is_listed=count == max_pages
+            )
 
     def chunks(self) -> None:
-        """The codec, of whose streams all rings are full."""
+        """Measure the codec, with the rings of all streams full."""
         arguments, config = self.arguments, self.codec.config
         streams = max(arguments.streams)
         shape = (max(arguments.frames), self.model.talker.config.n_vq)
@@ -204,7 +209,7 @@ class Bench:
             path.state.tails.normal_()
 
         def launch(count: int, frames: int) -> object:
-            # Replays move on from here, but a stream has no end.
+            # Replays continue from here; a stream has no end.
             path.state.offsets.fill_(HEARD_FRAMES)
             pieces = [codes_FN[:frames]] * count
             if runner.packs:
@@ -228,19 +233,21 @@ class Bench:
         name: str,
         launcher: Launcher,
         launch: Callable[[], object],
-        least: Callable[[], Work | None],
+        min_work: Callable[[], Work | None],
         *,
         audio_seconds: float | None = None,
         is_listed: bool = False,
     ) -> None:
-        """Measure, note and print one size of a part; with `--profile` also its kernels, where it `is_listed`."""
+        """Measure, note and print one size of a part; with `--profile` also its kernels, where it
+        `is_listed`.
+        """
 
         def figure() -> dict[str, Any]:
             with launcher.active():
                 again = replay(launcher, launch)
-                ms = time_us(again, self.device, least_ms=30.0) / 1e3
+                ms = time_us(again, self.device, min_ms=30.0) / 1e3
             found: dict[str, Any] = {"ms": round(ms, 4)}
-            if (work := least()) is not None:
+            if (work := min_work()) is not None:
                 found |= {"floor_ms": round(work.floor_ms, 6), "ratio": round(ms / work.floor_ms, 2)}
                 found |= {"gbytes": round(work.nbytes / 1e9, 4), "gflop": round(work.flops / 1e9, 3)}
             if audio_seconds is not None:
@@ -268,7 +275,7 @@ class Bench:
 
 
 def replay(launcher: Launcher, launch: Callable[[], object]) -> Callable[[], object]:
-    """`launch` once; the result runs again what it ran, with the inputs that lie there now."""
+    """Call `launch` once; returns a call that replays its program on the inputs now in place."""
     with mock.patch.object(launcher, "run", wraps=launcher.run) as run:
         launch()
     (key, program), _ = run.call_args

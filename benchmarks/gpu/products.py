@@ -14,8 +14,8 @@ from torch import nn
 from benchmarks.gpu.case import BF16, FP8, Case, randn
 from hocket.bench.engine.random_model import plans
 
-#: Of a product: bf16; FP8 with one scale for each whole matrix, as Hocket's layers have it; FP8 with a scale for each
-#: row and column, which the library does not have for all shapes.
+#: Of a product: bf16; FP8 with one scale for each whole matrix, as Hocket's layers have it; FP8
+#: with a scale for each row and column, which the library does not have for all shapes.
 Kind = Literal["bf16", "fp8", "fp8 rows"]
 
 
@@ -85,7 +85,9 @@ def product_cases(arguments: Namespace) -> list[Product]:
 
 
 def linear_products(part: str, module: nn.Module, m: int, runs: int = 1) -> list[Product]:
-    """The products of the linear layers in `module`, of which a run of the part has `runs` times as many."""
+    """The products of the linear layers in `module`, of which a run of the part has `runs` times as
+    many.
+    """
     counts: dict[Product, int] = {}
     for path, linear in module.named_modules():
         if isinstance(linear, nn.Linear):

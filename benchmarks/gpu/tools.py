@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: times of device work, and reports that keep what was measured when something fails."""
+"""Tools of the GPU benchmarks: timing of device work, and reports that survive failures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from hocket.bench.environment import device_facts, module_command, now, package_
 
 _T = TypeVar("_T")
 ROOT = Path(__file__).resolve().parents[2]
-#: What one H200 gives: a large copy, bytes read and written together; a bf16 matrix product of 8192 cubed.
+#: Peak rates of one H200: bytes read and written by a large copy, operations of a bf16 product of
+#: 8192 cubed.
 BYTES_PER_SECOND = 4.3e12
-#: Operations a second; FP8's are twice bf16's, a datasheet's ratio. Float32 is not measured against anything real.
+#: Operations a second. FP8 has twice the rate of bf16, as in the datasheet; float32 has no real
+#: limit here.
 FLOPS = {torch.bfloat16: 790e12, torch.float8_e4m3fn: 2 * 790e12, torch.float32: 790e12}
-#: Of an H200, whose L2 holds 60 MB: buffers that are used in turn must be larger together.
+#: Buffers that are used in turn must exceed the L2 cache together (60 MB on an H200).
 COLD_BYTES = 150e6
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """With the options that every GPU benchmark has."""
+    """A parser with the options of every GPU benchmark."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write all figures here, after every measurement")
     parser.add_argument("--resume", action="store_true", help="measure only what the --json file does not have yet")
@@ -36,12 +38,12 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def device_of(name: str) -> torch.device:
-    """The device to measure; leaves with one line when it is not there."""
+    """The device to measure; exits with a message when it does not exist."""
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             sys.exit("PyTorch sees no GPU here; --device cpu tries the script itself")
-        # PyTorch wants the number of the GPU that is to be the current one.
+        # PyTorch sets the current GPU by number.
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     else:
@@ -50,15 +52,16 @@ def device_of(name: str) -> torch.device:
 
 
 def numbers(text: str) -> list[int]:
-    """ "1,16,64" as numbers, for argparse."""
+    """Parse "1,16,64", for argparse."""
     return [int(part) for part in text.split(",")]
 
 
 class Report:
     """Figures by name, written after each one.
 
-    What fails is noted with its traceback, and the rest goes on. An error that leaves the device unusable for this
-    process (an illegal access does) starts the script again behind what failed, if there is a file to go on from.
+    A failure is noted with its traceback, and the benchmark continues. An error that leaves the
+    device unusable for this process, such as an illegal access, restarts the script behind the
+    failure, given a file to resume from.
     """
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
@@ -94,13 +97,13 @@ class Report:
         return self.document["failed"]
 
     def knows(self, *names: str) -> bool:
-        """Whether all of these have been measured, or have failed."""
+        """Whether all of these were measured, or failed."""
         return all(name in self.figures or name in self.failed for name in names)
 
     def measure(self, name: str, work: Callable[[], Any]) -> Any:
         """The figure that `work` returns, noted under `name`; None where it fails, now or before.
 
-        A figure that is a dictionary may say under "wrong" what about it is not as it should be: it has failed, too.
+        A dictionary may list errors under "wrong": then the figure counts as failed, too.
         """
         if self.knows(name):
             return self.figures.get(name)
@@ -114,10 +117,10 @@ class Report:
         return figure
 
     def attempt(self, name: str, work: Callable[[], _T]) -> _T | None:
-        """What `work` makes, which is no figure; None where it fails, now or before."""
+        """The result of `work`, which is not a figure; None where it fails, now or before."""
         if name in self.failed:
             return None
-        # Noted first: should it end the process, a new one must not meet it again.
+        # Noted first, so that a new process skips work that ended this one.
         self.failed[name] = "it ended the process"
         self._save()
         try:
@@ -134,7 +137,7 @@ class Report:
         return made
 
     def finish(self) -> int:
-        """The last line, and the exit code: 1 when something failed."""
+        """Print the last line; returns the exit code, 1 after a failure."""
         self._save()
         for name, why in self.failed.items():
             print(f"FAILED {name}: {why.splitlines()[0][:200]}", flush=True)
@@ -166,12 +169,13 @@ class Report:
             print(f"the device is unusable for this process now ({error})", flush=True)
             if self._path is None:
                 sys.exit("give --json FILE, and the rest is measured by a new process")
-            # The flags of the interpreter (-u, -X ...) stay.
+            # orig_argv keeps the flags of the interpreter (-u, -X ...).
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--resume"])
 
 
-def time_us(call: Callable[[], object], device: torch.device, *, least_ms: float = 10.0, repeats: int = 7) -> float:
-    """Microseconds of one `call`: the median of `repeats` runs, each of as many calls as take `least_ms`.
+def time_us(call: Callable[[], object], device: torch.device, *, min_ms: float = 10.0, repeats: int = 7) -> float:
+    """Microseconds of one `call`: the median of `repeats` runs, each of as many calls as take
+    `min_ms`.
 
     Device time on the current stream, so calls must keep the device busy: replay a graph.
     """
@@ -179,21 +183,22 @@ def time_us(call: Callable[[], object], device: torch.device, *, least_ms: float
     call()
     measure(call, 1)
     roughly = max(measure(call, 2), 0.1)
-    count = max(1, min(2000, round(1e3 * least_ms / roughly)))
+    count = max(1, min(2000, round(1e3 * min_ms / roughly)))
     measure(call, count)
     found = sorted(measure(call, count) for _ in range(repeats))
     return found[repeats // 2]
 
 
 def graph_us(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """Microseconds of one of `calls`, recorded one after another in one CUDA graph; on a CPU they are just called.
+    """Microseconds of one of `calls`, recorded one after another in one CUDA graph; on a CPU they
+    are just called.
 
-    What they return stays, so that results lie apart as the inputs do.
+    Results are kept, so that they lie apart as the inputs do.
     """
     for call in calls:
         call()
     if device.type != "cuda":
-        return time_us(lambda: [call() for call in calls], device, least_ms=1.0, repeats=3) / len(calls)
+        return time_us(lambda: [call() for call in calls], device, min_ms=1.0, repeats=3) / len(calls)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -204,7 +209,9 @@ def graph_us(calls: Sequence[Callable[[], object]], device: torch.device) -> flo
 
 
 def kernels_us(call: Callable[[], object], device: torch.device, *, calls: int = 3) -> dict[str, tuple[float, int]]:
-    """Microseconds and launches of each kernel in one `call`, the longest first, as the profiler saw them."""
+    """Microseconds and launches of each kernel in one `call`, the longest first, as the profiler
+    saw them.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize(device)
@@ -217,9 +224,11 @@ def kernels_us(call: Callable[[], object], device: torch.device, *, calls: int =
     return {event.key: (round(event.self_device_time_total / calls, 2), event.count // calls) for event in found}
 
 
-def turns(nbytes: float, most: int = 256) -> int:
-    """Sets of buffers of `nbytes` to use in turn, so that none is in the cache when it is used again."""
-    return max(2, min(most, -(-int(COLD_BYTES) // max(1, int(nbytes)))))
+def buffer_sets(nbytes: float, max_sets: int = 256) -> int:
+    """Number of buffer sets of `nbytes` to use in turn, so that none is in the cache at its next
+    use.
+    """
+    return max(2, min(max_sets, -(-int(COLD_BYTES) // max(1, int(nbytes)))))
 
 
 def _device_us(call: Callable[[], object], count: int) -> float:
@@ -240,5 +249,7 @@ def _host_us(call: Callable[[], object], count: int) -> float:
 
 
 def floor_us(nbytes: float, flops: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> float:
-    """No version is faster by much: the bytes that must move, or the operations, whichever takes longer."""
+    """Lower bound in microseconds: the bytes that must move, or the operations, whichever takes
+    longer.
+    """
     return 1e6 * max(nbytes / BYTES_PER_SECOND, flops / FLOPS[dtype])

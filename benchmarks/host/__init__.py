@@ -1,4 +1,5 @@
-"""Benchmarks of the host's own work: a scheduler or engine step, the worker's and the server's process boundary.
+"""Benchmarks of the host's own work: a step of the scheduler and of the engine, the worker's
+boundary, the server.
 
-Each is a command; its docstring shows how to run it.
+Each is a command, and its docstring shows how to run it.
 """

@@ -1,18 +1,19 @@
-"""What the engine's own Python costs a frame: the throughput profile and its workload, and a device that only waits.
+"""Cost of the engine's own Python per frame: the throughput profile and its workload on a device
+that only waits.
 
     python -m benchmarks.host.engine_step [--rows 128 256] [--seconds 20] [--json host.json]
 
-The stand-in device takes as long as an H200 does (`--draw-ms` ...), so requests pile up at the codec, steps poll and
-chunks go together as they do there; it computes nothing and copies nothing. As many requests are open as there are
-rows, each a continuation of one of 123 voices with 64 frames in the mean: admission, prefill accounting, page growth,
-loop and silence detection, hearing, chunks by deadline, their codes, endings and counters are all in the figures.
+The fake device takes as long as an H200 (`--draw-ms` ...), so requests queue at the codec, steps
+poll and chunks are batched as they are there; it computes and copies nothing. As many requests are
+open as there are rows, each a continuation of one of 123 voices with 64 frames on average:
+admission, prefill accounting, page growth, loop and silence detection, priming, chunks by deadline,
+their codes, endings and counters are all in the figures.
 
-Milliseconds per frame step of all that speak:
+Milliseconds per frame step of all running rows:
 
-    host_ms     the engine's own meter: everything but the calls of the runners and the waiting
-    cpu_ms      CPU time of this thread inside `step`: the above, making the arrays that would go to the device, and
-                going to sleep and waking up every 0.1 ms to look whether something has come back
-    add_ms      CPU time of adding a request, which happens between steps and once in 64 of a row's frames
+    host_ms     the engine's own meter: everything but the calls of the runners and waiting
+    cpu_ms      CPU time of this thread inside `step`: the above, arrays for the device, and polling every 0.1 ms
+    add_ms      CPU time of adding a request, which happens between steps, once in 64 frames of a row
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ from hocket.server.profiles import load_profile
 
 MODEL = "moss-tts-local-v1.5"
 FRAME_SAMPLES, SAMPLE_RATE, CHANNELS = 3840, 48_000, 2
-#: For steps of 256 rows to be in the state in which they stay: each has spoken some requests.
+#: Time until 256 rows are in their steady state: each row has finished some requests.
 WARMUP_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class Lane:
-    """A stream of the stand-in device: what is launched runs behind what was launched before."""
+    """A stream of the fake device: each launch runs behind the one before."""
 
     free_at: float = 0.0
     launched: int = 0
 
     def run(self, seconds: float) -> float:
-        """When work that is launched now and takes `seconds` is done."""
+        """End time of work that is launched now and takes `seconds`."""
         self.free_at = max(self.free_at, time.perf_counter()) + seconds
         self.launched += 1
         return self.free_at
@@ -69,7 +70,7 @@ class Lane:
 
 @dataclass(slots=True)
 class DoneAt:
-    """What the engine asks of a CUDA event."""
+    """A CUDA event, as far as the engine uses it."""
 
     at: float
 
@@ -128,7 +129,7 @@ class WaitingTalker:
 
 
 class WaitingCodec:
-    """Hands out the same loud samples for every chunk."""
+    """Returns the same loud samples for every chunk."""
 
     pack_frames = 480
     priming_slots = 4
@@ -160,7 +161,7 @@ class WaitingCodec:
         return [self._chunks[item.count] for item in flight.batch.items]
 
     def _decode(self, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]]) -> float:
-        """When it is done."""
+        """End time of decoding."""
         frames = sum(map(len, pieces))
         packed_batch(rows, pieces, frames, len(rows), self._rows)
         return self._lane.run(self._call_seconds + frames * self._frame_seconds)
@@ -204,7 +205,7 @@ def new_engine(rows: int, plan: TalkerPlan, arguments: argparse.Namespace) -> En
 
 
 def measure(rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a steady state with as many requests as rows."""
+    """Measure a steady state with as many requests as rows."""
     plan = plans(MODEL, None, torch.bfloat16)[0]
     requests = read_workload(plan.config, plan.workload_prompt(), 0)
     engine, workload = new_engine(rows, plan, arguments), itertools.cycle(requests)

@@ -1,19 +1,21 @@
-"""What the HTTP server itself adds to the first audio: an engine that needs no time, a server, clients.
+"""The HTTP server's own share of the time to first audio: a server around an engine that needs no
+time.
 
     python -m benchmarks.host.server_overhead [--streams 256] [--seconds 15] [--output FILE]
 
-Prints one JSON line. The server runs as `hocket serve` runs it, around an engine in the same process that hands over
-the first frame at once and the rest at the pace of a player, in chunks of the sizes of the default policy (48 kHz
-stereo). The clients share another process. A span runs from before a client connects until it has the first byte of
-PCM, so everything counts: the connection, the request, its checks, the answer, and the client. First one client asks
-again and again, then `streams` listen at any time, each to 8 seconds of speech and then to the next.
+Prints one JSON line. The server runs as in `hocket serve`, around an engine in the same process
+that returns the first frame at once and the rest at the speed of a player, in chunks of the default
+policy (48 kHz stereo). The clients share another process. A span runs from before a client connects
+to its first byte of PCM, so it includes the connection, the request, its checks, the response, and
+the client. First one client sends requests in a loop, then `streams` clients listen at all times,
+each to 8 seconds of speech after another.
 
-What the machine and the client themselves take is the `floor`: the same request to a process that sends the same bytes
-as soon as it has read it, and does nothing else. With one client every other request goes there, so both see the same
-machine, and the server's own part is what it takes longer (`over_floor`, the difference of the two percentiles). `lag`
-tells how late a task wakes up that sleeps for 10 ms, in the same process at the same time. The server's processor time
-for each request is free of such noise; with many streams it includes sending all of their audio, and the requests
-before those that are counted.
+The share of the machine and the client is the `floor`: the same request to a process that only
+reads it and sends the same bytes. With one client every other request goes there, so both see the
+same machine, and the server's own share is the difference of the percentiles (`over_floor`). `lag`
+is the delay of a task that sleeps for 10 ms, in the same process at the same time. The server's
+processor time per request is free of such noise; with many streams it includes all of their audio,
+and the requests before the counted ones.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ FRAME_SAMPLES = 3840
 FRAME_SECONDS = FRAME_SAMPLES / RATE
 STREAM_FRAMES = 100
 NAP_SECONDS = 0.01
-#: Of a whole request; also how long the server may take to start.
+#: Time limit of a request, and of the server's start.
 TIMEOUT_SECONDS = 60.0
 HOST = "127.0.0.1"
 
@@ -78,7 +80,7 @@ def new_engine() -> FakePool:
 
 
 async def serve(listener: socket.socket) -> None:
-    """Until the parent closes standard input."""
+    """Serve until the parent closes standard input."""
     with tempfile.TemporaryDirectory(prefix="hocket-") as folder:
         settings = ServerSettings()
         app = create_app(new_engine(), settings, VoiceStore(Path(folder), ONLY_DEFAULT))
@@ -90,7 +92,7 @@ async def serve(listener: socket.socket) -> None:
 
 
 class Floor(asyncio.Protocol):
-    """Answers whatever comes with the first frame of speech, as the server does."""
+    """Responds to any request with the first frame of speech, as the server does."""
 
     HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
     ANSWER = HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (4 * FRAME_SAMPLES, bytes(4 * FRAME_SAMPLES))
@@ -107,14 +109,14 @@ class Floor(asyncio.Protocol):
 
 
 async def serve_floor(listener: socket.socket) -> None:
-    """Until the parent closes standard input."""
+    """Serve until the parent closes standard input."""
     server = await asyncio.get_running_loop().create_server(Floor, sock=listener)
     await asyncio.to_thread(sys.stdin.read)
     server.close()
 
 
 class Listener(asyncio.Protocol):
-    """One request over a connection of its own; `first_ms` and `done` say what became of it."""
+    """One request over its own connection; `first_ms` and `done` are its results."""
 
     def __init__(self, frames: int) -> None:
         self._frames = frames
@@ -125,7 +127,7 @@ class Listener(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         body = json.dumps({"input": "Hello.", "response_format": "pcm", "max_new_tokens": self._frames}).encode()
-        cast(asyncio.Transport, transport).write(  # uvloop's is none by class
+        cast(asyncio.Transport, transport).write(  # uvloop's transport has another class
             b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         )
@@ -144,7 +146,7 @@ class Listener(asyncio.Protocol):
 
 
 async def listen(port: int, frames: int) -> float:
-    """Milliseconds to the first audio of a request of so many frames, which is heard to its end."""
+    """Receive a whole request of so many frames; returns milliseconds to its first audio."""
     listener = Listener(frames)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         await asyncio.get_running_loop().create_connection(lambda: listener, HOST, port)
@@ -154,7 +156,7 @@ async def listen(port: int, frames: int) -> float:
 
 
 async def one_client(port: int, floor: int, seconds: float) -> tuple[list[float], list[float]]:
-    """What it waits for the server, and in turns with that for the floor."""
+    """Waiting times for the server and, alternating, for the floor."""
     end = time.perf_counter() + seconds
     spans_ms: list[float] = []
     floors_ms: list[float] = []
@@ -165,7 +167,9 @@ async def one_client(port: int, floor: int, seconds: float) -> tuple[list[float]
 
 
 async def many_clients(port: int, streams: int, seconds: float) -> list[float]:
-    """Streams that begin evenly over the length of a speech; what they measure once all of them speak."""
+    """Waiting times of streams that start evenly over the length of a speech, once all of them
+    speak.
+    """
     length = STREAM_FRAMES * FRAME_SECONDS
     begin = time.perf_counter()
     spans_ms: list[float] = []
@@ -229,7 +233,7 @@ def _cpu_seconds(process: int) -> float:
 
 @contextmanager
 def process(role: str) -> Iterator[tuple[int, int]]:
-    """This file once more, in that role: its port and process id."""
+    """Run this module in another process, in that role; yields its port and process id."""
     with socket.create_server((HOST, 0), backlog=2048) as listener:
         port = listener.getsockname()[1]
         command = [sys.executable, "-m", "benchmarks.host.server_overhead", role, str(listener.fileno())]

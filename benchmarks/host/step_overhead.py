@@ -1,10 +1,12 @@
-"""CPU cost of the scheduler alone: full rows, requests coming and going, runners that take no time.
+"""CPU cost of the scheduler alone: full rows, arriving and ending requests, runners that take no
+time.
 
     python -m benchmarks.host.step_overhead [--rows 256] [--steps 3000]
 
-Prints one JSON line; times are milliseconds per step. Requests have 250 prompt rows, 200 of which are one of eight
-voices, and 75 to 149 frames, so admission, prefill, growth, decode batches and endings are all in the numbers. Adding
-requests, which hashes their prompts, is in `parts_ms` alone, because it happens between steps.
+Prints one JSON line; times are milliseconds per step. Requests have 250 prompt rows, 200 of which
+are one of eight voices, and 75 to 149 frames, so the figures include admission, prefill, growth,
+decode batches and endings. Adding requests, which hashes their prompts, happens between steps and
+is in `parts_ms` alone.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ MAX_FRAMES = 150
 
 
 class Driver:
-    """Drives a scheduler as the engine does, and adds up the time of each part."""
+    """Drives a scheduler as the engine does, and sums the time of each part."""
 
     def __init__(self, rows: int, step_seconds: float) -> None:
-        pages_per_request = -(-(PROMPT_ROWS + MAX_FRAMES) // 32) + 1  # one to grow
+        pages_per_request = -(-(PROMPT_ROWS + MAX_FRAMES) // 32) + 1  # one page to grow into
         config = SchedulerConfig(rows=rows, pages=rows * pages_per_request + 1, max_waiting=4 * rows)
         self.scheduler = Scheduler(config, ChunkPolicy(), frame_seconds=FRAME_SECONDS)
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -56,7 +58,7 @@ class Driver:
         self._added += 1
 
     def step(self) -> float:
-        """One step; returns the seconds it took."""
+        """Run one step; returns its seconds."""
         before = sum(self.seconds.values())
         scheduler, now = self.scheduler, self._now
         self._timed("admit", lambda: scheduler.admit(now))

@@ -1,11 +1,11 @@
-"""What the process boundary costs: a fake engine in a worker process, a front end here.
+"""Cost of the process boundary: a fake engine in a worker process, and a front end in this one.
 
     python -m benchmarks.host.worker_overhead [--streams 256] [--seconds 2]
 
-Prints one JSON line. Latency runs from the moment that the engine hands over a chunk to the moment that the reader of
-its stream has it. Chunks are float32 stereo at 48 kHz, as the real codec makes them; the fake makes them at a fixed
-rate. A rate counts as sustained when 95 % of it arrives with no request lost. 15-frame chunks at 1,500 a second are
-1,800 seconds of audio a second.
+Prints one JSON line. Latency runs from the time when the engine returns a chunk to the time when
+the reader of its stream has it. Chunks are float32 stereo at 48 kHz, like a real codec's; the fake
+makes them at a fixed rate. A rate counts as sustained when 95 % of it arrives with no request lost.
+15-frame chunks at 1,500 a second are 1,800 seconds of audio a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ FRAME_SAMPLES = 3840
 
 
 class PacedEngine(FakeEngine):
-    """Streams take turns; a chunk carries its time of birth as its only code. Texts say "frames rate"."""
+    """Streams take turns; a chunk carries its time of birth as its only code. Texts say "frames
+    rate".
+    """
 
     def __init__(self) -> None:
         # Of its own accord, a request of this engine never begins.

@@ -1,4 +1,6 @@
-"""`hocket bench engine` on tiny dimensions, on the CPU: forced lengths, both loops, and honest sums."""
+"""`hocket bench engine` on tiny dimensions, on the CPU: forced lengths, both loops, and honest
+sums.
+"""
 
 from __future__ import annotations
 
@@ -182,8 +184,8 @@ def test_random_weights_are_those_of_the_seed(talker: str, codec: str) -> None:
     assert samples.abs().max() > 0
 
 
-#: Tensors and numbers of the published files. The MOSS ones hold copies of tied weights; the 12 Hz codec has 63 tensors
-#: that neither direction reads.
+#: Tensors and numbers of the published files. The MOSS ones hold copies of tied weights; the 12 Hz
+#: codec has 63 tensors that neither direction reads.
 PUBLISHED = {
     "moss-tts-local-v1.5": (None, 4_129_990_144, None, 2_123_701_248),
     "qwen3-tts-1.7b": (404, 1_916_676_352, 496, 170_557_441),
@@ -197,7 +199,8 @@ def test_the_named_dimensions_are_the_real_ones(name: str) -> None:
     talker, codec = plans(name, None, torch.bfloat16)
     empty, decoder = talker.empty(), codec.empty()
     for plan, module in ((talker, empty), (codec, decoder)):
-        # Every parameter is filled by the table that loads the published names, and the numbers are as many.
+        # Every parameter is filled by the table that loads the published names, and the numbers are
+        # as many.
         filled: dict[str, int] = {}
         for entry in plan.weight_table:
             filled[entry.parameter] = filled.get(entry.parameter, 0) + math.prod(entry.shape)
@@ -211,7 +214,8 @@ def test_the_named_dimensions_are_the_real_ones(name: str) -> None:
         assert isinstance(codec.config, Qwen3CodecConfig)
         unread = unread_tensors(codec.config)
         assert len(codec.weight_table) + len(unread) == codec_tensors
-        # Of the 31 stored levels behind the first, 15 are read: entries, usage; then two projections in and two out.
+        # Of the 31 stored levels behind the first, 15 are read: entries, usage; then two
+        # projections in and two out.
         assert in_codec + 16 * 2048 * (256 + 1) + 32 + 4 * 256 * 512 == codec_numbers
 
 
@@ -265,7 +269,8 @@ def test_prompts_of_speakers_are_those_of_the_family_but_for_the_words() -> None
         request = SpeechRequest(text="7" * digits, voice=next(iter(config.speakers)))
         return official.build(request, []).rows
 
-    # A digit is one id; what the tiny tokenizer makes of the role's name beyond one id counts as text.
+    # A digit is one id; what the tiny tokenizer makes of the role's name beyond one id counts as
+    # text.
     more = len(spoken_by_the_family(1)) - 11
     for i, one in enumerate([one for one in workload if one.text_rows > more][:5]):
         built = prompt.build(one.request(i, ignore_stop=True), [])

@@ -1,4 +1,6 @@
-"""Every fault that a server can have is caught and named, and nothing else is: against a server that has them all."""
+"""Every fault that a server can have is caught and named, and nothing else is: against a server
+that has them all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Players, judges, percentiles, intervals, conditions and comparisons on numbers worked out by hand."""
+"""Players, judges, percentiles, intervals, conditions and comparisons on numbers worked out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from hocket.errors import ConfigError
 
 
 def test_a_player_that_starts_at_once_stands_still_when_it_runs_dry() -> None:
-    # A second of audio at 0, one at 1.5 (half a second late), one at 2 (in time), the end at 5 (1.5 s late).
+    # A second of audio at 0, one at 1.5 (half a second late), one at 2 (in time), the end at 5 (1.5
+    # s late).
     marks = [(0.0, 1.0), (1.5, 2.0), (2.0, 3.0), (5.0, 3.5)]
     playback = play(marks, 0.0)
     assert playback.began_at == 0.0

@@ -1,4 +1,6 @@
-"""Servers that nobody would write on purpose, reports and lists written by hand: a fault or an error, never a crash."""
+"""Servers that nobody would write on purpose, reports and lists written by hand: a fault or an
+error, never a crash.
+"""
 
 from __future__ import annotations
 

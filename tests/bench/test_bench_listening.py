@@ -61,7 +61,8 @@ def test_what_could_be_played_is_what_a_decoder_makes_of_the_bytes_so_far(respon
     assert decoded.seconds == pytest.approx(2.0, abs=0.11)
     for count in (3, 8, 15, len(pieces)):
         there = decoded.marks[count - 1][1]
-        # One frame of the codec, at most, is counted later than it could be heard; FFmpeg's WAV packets are 85 ms.
+        # One frame of the codec, at most, is counted later than it could be heard; FFmpeg's WAV
+        # packets are 85 ms.
         assert there == pytest.approx(decodable_seconds(b"".join(pieces[:count])), abs=0.09)
     assert decoded.marks[-1][1] == decoded.seconds
     assert [seconds for _, seconds in decoded.marks] == sorted(seconds for _, seconds in decoded.marks)

@@ -191,5 +191,6 @@ def test_256_streams_of_48_khz_stereo_take_less_than_a_core() -> None:
     assert all(sent.response.broken is None for sent in run.sent)
     received = sum(sent.response.arrivals[-1][1] for sent in run.sent)
     assert received == 512 * 62 * 3840 * 4
-    # In processor time, so that what else the machine does changes nothing: all of it plays for 10 s.
+    # In processor time, so that what else the machine does changes nothing: all of it plays for 10
+    # s.
     assert run.cpu_seconds < 10.0

@@ -1,4 +1,6 @@
-"""The scripts that a person runs on a GPU, tried on a CPU and tiny models, so that no GPU time is lost to slips."""
+"""The scripts that a person runs on a GPU, tried on a CPU and tiny models, so that no GPU time is
+lost to slips.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ QWEN3 = GOLDEN / "qwen3_tts"
 
 
 def run(*command: str, code: int = 0) -> str:
-    # Other tests set Triton's interpreter up for themselves; here the plain twins run.
+    # Other tests set Triton's interpreter up for themselves; here the CPU's forms run.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=500

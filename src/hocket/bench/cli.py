@@ -94,8 +94,8 @@ def compare(
 def isolation(options: IsolationOptions) -> None:
     """Send many texts at once, and check that every answer belongs to its own request.
 
-    Exits with 0 when nine of ten answers match their own request and none matches another, with 1 when an answer
-    matches another request, with 3 when too few were understood.
+    Exits with 0 when nine of ten answers match their own request and none matches another, with 1
+    when an answer matches another request, with 3 when too few were understood.
     """
     from hocket.bench.isolation import bench_isolation, print_isolation
     from hocket.bench.report.report import write_json
@@ -110,7 +110,9 @@ def isolation(options: IsolationOptions) -> None:
 @bench_app.command("engine")
 @with_options(EngineOptions)
 def engine(options: EngineOptions) -> None:
-    """Measure the engine alone, without server, network and (with --random-weights) checkpoint; prints JSON."""
+    """Measure the engine alone, without server, network and (with --random-weights) checkpoint;
+    prints JSON.
+    """
     from rich.console import Console
 
     from hocket.bench.engine.bench import bench_engine, engine_table

@@ -62,7 +62,8 @@ def set_names() -> tuple[str, ...]:
 
 
 def load_dataset(kind: str, path: Path | None) -> list[Item]:
-    """`kind` is "seed-tts" or "jsonl" with a `path`, or built-in sets: "plain", "plain,numbers", "all".
+    """`kind` is "seed-tts" or "jsonl" with a `path`, or built-in sets: "plain", "plain,numbers",
+    "all".
 
     Raises ConfigError for a file that is missing or malformed.
     """
@@ -89,7 +90,9 @@ def load_dataset(kind: str, path: Path | None) -> list[Item]:
 def choose(
     items: Sequence[Item], *, seed: int | None, limit: int | None, voices: Sequence[str] = (), references: bool = True
 ) -> list[Item]:
-    """Shuffle by `seed` (None keeps the order), take the first `limit`, and assign `voices` in turn."""
+    """Shuffle by `seed` (None keeps the order), take the first `limit`, and assign `voices` in
+    turn.
+    """
     chosen = list(items)
     if seed is not None:
         random.Random(seed).shuffle(chosen)
@@ -115,7 +118,9 @@ def data_uri(path: Path) -> str:
 
 
 def _seed_tts(path: Path) -> list[Item]:
-    """Read lines `id|reference text|reference file|text[|recording]`; the folder's name tells the language."""
+    """Read lines `id|reference text|reference file|text[|recording]`; the folder's name tells the
+    language.
+    """
     file = path / "meta.lst" if path.is_dir() else path
     language = {"en": "English", "zh": "Chinese"}.get(file.resolve().parent.name)
     items = []

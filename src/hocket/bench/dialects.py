@@ -1,4 +1,6 @@
-"""The request that each server expects: the fields of `POST /v1/audio/speech`, and the limits of a dialect."""
+"""The request that each server expects: the fields of `POST /v1/audio/speech`, and the limits of a
+dialect.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any, Literal
 from hocket.bench.dataset import Item
 from hocket.errors import ConfigError
 
-#: How the server sends audio: raw bytes while it generates them, server-sent events, or one whole answer.
+#: How the server sends audio: raw bytes while it generates them, server-sent events, or one whole
+#: answer.
 Delivery = Literal["raw", "sse", "whole"]
 DELIVERIES: tuple[Delivery, ...] = ("raw", "sse", "whole")
 FORMATS = ("pcm", "wav", "mp3", "opus", "flac", "aac")

@@ -1,4 +1,5 @@
-"""Where, when and by what command a figure was measured: the one collector for `hocket bench` and `benchmarks`.
+"""Where, when and by what command a figure was measured: the one collector for `hocket bench` and
+`benchmarks`.
 
 A report chooses its keys; every value comes from here. Secrets never do.
 """
@@ -67,7 +68,9 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def module_command(*left_out: str) -> str:
-    """The command that runs this benchmark (`python -m ...`), without the arguments that are `left_out`."""
+    """The command that runs this benchmark (`python -m ...`), without the arguments that are
+    `left_out`.
+    """
     return shlex.join(["python", *(argument for argument in sys.orig_argv[1:] if argument not in left_out)])
 
 
@@ -92,7 +95,9 @@ def cores() -> int | None:
 
 
 def scheduler_name() -> str:
-    """How Linux schedules this process; "real-time" (`chrt -r 1 python …`) goes before all other programs."""
+    """How Linux schedules this process; "real-time" (`chrt -r 1 python …`) goes before all other
+    programs.
+    """
     names = {os.SCHED_OTHER: "normal", os.SCHED_RR: "real-time", os.SCHED_FIFO: "real-time"}
     return names.get(os.sched_getscheduler(0), "other")
 

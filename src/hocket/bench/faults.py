@@ -32,13 +32,15 @@ FAULTS = {
 }
 
 
-#: Faults of answers that are right but late. They fail, yet they count in every figure: without the slowest
-#: answers the figures would flatter the server.
+#: Faults of answers that are right but late. They fail, yet they count in every figure: without the
+#: slowest answers the figures would flatter the server.
 SLOW = frozenset({"stalled"})
 
 
 def one_line(text: str, max_characters: int = 200) -> str:
-    """A server's text, safe to print and to store: one line without control characters and lone surrogates."""
+    """A server's text, safe to print and to store: one line without control characters and lone
+    surrogates.
+    """
     line = " ".join(text[: 20 * max_characters].split())
     shown = "".join(character if character.isprintable() else "\ufffd" for character in line)
     return shown[:max_characters]

@@ -1,7 +1,7 @@
 """An HTTP client that timestamps each chunk of a response in the socket's callback.
 
-Clients such as httpx show when a task saw a chunk, which under load is later than its arrival. HTTP/1.1 itself is
-h11's.
+Clients such as httpx show when a task saw a chunk, which under load is later than its arrival.
+HTTP/1.1 itself is h11's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _PAGE_SECONDS = 5.0
 _MAX_PAGE_BYTES = 4 * 2**20
 #: A shorter key is a placeholder such as EMPTY, for servers without authentication.
 _SHORTEST_KEY = 8
-#: A quarter of an hour of 48 kHz stereo. Responses are held in memory until they end, and some never do.
+#: A quarter of an hour of 48 kHz stereo. Responses are held in memory until they end, and some
+#: never do.
 MAX_BODY_BYTES = 192 * 2**20
 
 
@@ -42,7 +43,9 @@ class Target:
 
     @classmethod
     def parse(cls, base_url: str) -> Target:
-        """Parse an address such as http://127.0.0.1:8000, with or without a final /v1. Raises ConfigError."""
+        """Parse an address such as http://127.0.0.1:8000, with or without a final /v1. Raises
+        ConfigError.
+        """
         try:
             parts = urlsplit(base_url)
             port = parts.port
@@ -87,13 +90,16 @@ class Response:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     body: bytes = b""
     ended_at: float = 0.0
-    #: Why the response is not whole: "connect", "timeout", "http", "incomplete" or "too_big"; then in words.
+    #: Why the response is not whole: "connect", "timeout", "http", "incomplete" or "too_big"; then
+    #: in words.
     broken: str | None = None
     detail: str = ""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key. Raises ConfigError, without the key in its text, for an invalid one."""
+    """The header that carries a key. Raises ConfigError, without the key in its text, for an
+    invalid one.
+    """
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():

@@ -1,8 +1,8 @@
 """`hocket bench isolation`: does every concurrent request get its own words, in its own voice?
 
-Many different texts are requested at once, and each answer is matched to the most similar text. Where a server honours
-seeds, `--by seed` needs no recogniser: each request is sent alone first, and its answer in the crowd must be most
-similar to that one.
+Many different texts are requested at once, and each answer is matched to the most similar text.
+Where a server honours seeds, `--by seed` needs no recogniser: each request is sent alone first, and
+its answer in the crowd must be most similar to that one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The options of `hocket bench serve`, `isolation` and `engine`, as dataclasses that make run configurations.
+"""The options of `hocket bench serve`, `isolation` and `engine`, as dataclasses that make run
+configurations.
 
-A field is an option with its default. None means "not given", so that an option without effect can be refused.
+A field is an option with its default. None means "not given", so that an option without effect can
+be refused.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the whole r
 
 
 def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:
-    """Make a Typer command of a function that takes `options`, a dataclass whose fields are the command's options."""
+    """Make a Typer command of a function that takes `options`, a dataclass whose fields are the
+    command's options.
+    """
     hints = get_type_hints(options, include_extras=True)
     parameters = [
         inspect.Parameter(
@@ -103,7 +107,9 @@ class RequestOptions:
     json_path: JsonPath = None
 
     def _check_partners(self, recognises_words: bool, words_option: str) -> None:
-        """Raise ConfigError for an option without effect; `words_option` is the one that enables a recogniser."""
+        """Raise ConfigError for an option without effect; `words_option` is the one that enables a
+        recogniser.
+        """
         needs("--pcm-channels", self.pcm_channels, self.pcm_rate is not None, "--pcm-rate")
         needs("--speaker-model", self.speaker_model, self.similarity, "--similarity")
         for option, value in (
@@ -209,7 +215,9 @@ class ServeOptions(RequestOptions):
     ] = None
 
     def run_config(self) -> RunConfig:
-        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that cannot be written."""
+        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that
+        cannot be written.
+        """
         from hocket.bench.judge.outcome import Limits
 
         self._check_partners(self.transcribe, "--transcribe")
@@ -284,7 +292,9 @@ class IsolationOptions(RequestOptions):
     ] = "words"
 
     def run_config(self) -> tuple[RunConfig, By]:
-        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that cannot be written."""
+        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that
+        cannot be written.
+        """
         from hocket.audio.files import check_replaceable
         from hocket.bench.isolation import parse_by
         from hocket.bench.load.generator import Load
@@ -333,7 +343,9 @@ class EngineOptions:
     json_path: JsonPath = None
 
     def run_config(self) -> EngineRunConfig:
-        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that cannot be written."""
+        """Make the run configuration. Raises ConfigError, and AudioFileError for a report that
+        cannot be written.
+        """
         from hocket.audio.files import check_replaceable
         from hocket.bench.engine.bench import CONTEXT_ROWS, EngineRunConfig, engine_config
         from hocket.server.profiles import load_profile, parse_settings

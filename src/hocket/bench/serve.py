@@ -1,4 +1,6 @@
-"""`hocket bench serve`: warm up, probe, load stage by stage, judge every answer, and make one report."""
+"""`hocket bench serve`: warm up, probe, load stage by stage, judge every answer, and make one
+report.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ async def _session(config: RunConfig, folder: Path) -> dict[str, Any]:
 async def _stage(
     config: RunConfig, load: Load, client: BenchClient, prefix: str, shape: tuple[int, int] | None
 ) -> dict[str, Any]:
-    # Encoded beforehand: a reference takes milliseconds to become JSON, in which the clock would be late.
+    # Encoded beforehand: a reference takes milliseconds to become JSON, in which the clock would be
+    # late.
     count = load.requests if config.request_seed is not None else min(load.requests, len(config.items))
     bodies = [client.body(i) for i in range(count)]
     before = await scrape(config.target)
@@ -90,7 +93,9 @@ async def _stage(
 def _examine(
     config: RunConfig, client: BenchClient, run: StageRun, prefix: str, shape: tuple[int, int] | None
 ) -> tuple[list[Outcome], str | None]:
-    """Judge every answer, alone and beside the others; the text is the reason why words or voices are not judged."""
+    """Judge every answer, alone and beside the others; the text is the reason why words or voices
+    are not judged.
+    """
     unjudged = None
     responses = {one.index: one.response for one in run.sent}
     outcomes = [judge_one(config, client, one, run.began) for one in run.sent]

@@ -1,4 +1,6 @@
-"""`hocket bench engine`: the engine alone, without server, network or (with random weights) checkpoint."""
+"""`hocket bench engine`: the engine alone, without server, network or (with random weights)
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class EngineRunConfig:
     dtype: str
     profile: str
     engine: EngineConfig
-    #: A closed loop of so many clients, or an open loop of so many requests a second; the other is None.
+    #: A closed loop of so many clients, or an open loop of so many requests a second; the other is
+    #: None.
     clients: int | None
     rate: float | None
     requests: int | None
@@ -64,7 +67,9 @@ class RequestTimes:
 
 
 def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
-    """Run the workload and return its figures. Raises ConfigError, CheckpointError, EngineStoppedError."""
+    """Run the workload and return its figures. Raises ConfigError, CheckpointError,
+    EngineStoppedError.
+    """
     dtype = parse_dtype(run_config.dtype)
     device, codec_device = engine_devices(run_config.device, run_config.engine)
     devices = {"device": device, "codec_device": codec_device}
@@ -101,7 +106,9 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
 
 
 def engine_config(base: EngineConfig, *, rows: int | None, context_rows: int | None, strict: bool) -> EngineConfig:
-    """`base` with `rows` and `context_rows` (None: its own), without checks that would end random speech early."""
+    """`base` with `rows` and `context_rows` (None: its own), without checks that would end random
+    speech early.
+    """
     runaway = base.runaway.model_copy(update={"multiple": 0.0, "loop_seconds": 0.0, "silence_seconds": 0.0})
     return base.model_copy(
         update={
@@ -186,7 +193,9 @@ def _take(chunk: AudioChunk, running: dict[str, RequestTimes], now_: float) -> i
 
 
 def _warm_up(engine: Engine, spoken: Sequence[Spoken], seed: int) -> None:
-    """Run short requests, as many as may be open at once, so that every shape is used before the clock starts."""
+    """Run short requests, as many as may be open at once, so that every shape is used before the
+    clock starts.
+    """
     for i, one in enumerate(spoken):
         engine.add(replace(one, frames=min(_WARMUP_FRAMES, one.frames)).request(seed + i, ignore_stop=True))
     while not engine.idle:

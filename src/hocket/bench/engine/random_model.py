@@ -1,4 +1,6 @@
-"""Models of real dimensions with random weights: the same arithmetic as the real ones, without a download."""
+"""Models of real dimensions with random weights: the same arithmetic as the real ones, without a
+download.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ def random_models(
     dtype: torch.dtype,
     seed: int,
 ) -> tuple[LoadedTalker, Codec]:
-    """`model` is one of `known_dimensions`, or a folder whose config.json (and its codec's) give the dimensions.
+    """`model` is one of `known_dimensions`, or a folder whose config.json (and its codec's) give
+    the dimensions.
 
-    The codec goes to `device`, too, unless it has one of its own. Raises ConfigError, CheckpointError.
+    The codec goes to `device`, too, unless it has one of its own. Raises ConfigError,
+    CheckpointError.
     """
     of_talker, of_codec = plans(model, codec, dtype)
     prompt, talker, codec_module = of_talker.workload_prompt(), of_talker.empty(), of_codec.empty()
@@ -59,7 +63,9 @@ def loaded_models(
     codec_device: torch.device | None = None,
     dtype: torch.dtype,
 ) -> tuple[LoadedTalker, Codec]:
-    """A checkpoint folder, fed with the workload's prompts; devices as above. Raises ConfigError, CheckpointError."""
+    """A checkpoint folder, fed with the workload's prompts; devices as above. Raises ConfigError,
+    CheckpointError.
+    """
     folder = Path(model)
     prompt = talker_plan(folder, dtype).workload_prompt()
     loaded = replace(load_talker(folder, device=device, dtype=dtype), prompt=prompt)

@@ -1,4 +1,6 @@
-"""The workload of `hocket bench engine`: voices, prompts and lengths as Seed-TTS EN has them, codes at random."""
+"""The workload of `hocket bench engine`: voices, prompts and lengths as Seed-TTS EN has them, codes
+at random.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Recognisers: faster-whisper on this machine, or a server with OpenAI's `POST /v1/audio/transcriptions`."""
+"""Recognisers: faster-whisper on this machine, or a server with OpenAI's `POST
+/v1/audio/transcriptions`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Recogniser(Protocol):
 
 
 def load_recogniser(name: str, *, model: str, api_key: str | None) -> Recogniser:
-    """Load the recogniser `name`: an address, or the folder or name ("base") of a faster-whisper model.
+    """Load the recogniser `name`: an address, or the folder or name ("base") of a faster-whisper
+    model.
 
     Raises ConfigError.
     """

@@ -1,4 +1,6 @@
-"""Decoding of a response: samples, their true rate, and the time when each second of them became playable."""
+"""Decoding of a response: samples, their true rate, and the time when each second of them became
+playable.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ _CONTAINERS = {
 }
 #: First bytes of file formats, which raw samples must not have.
 _MAGIC = {b"RIFF": "wav", b"OggS": "ogg", b"fLaC": "flac", b"ID3": "mp3"}
-#: A body that begins with this many printable characters is text (an error page, JSON, events), not samples.
+#: A body that begins with this many printable characters is text (an error page, JSON, events), not
+#: samples.
 _TEXT_BYTES = 40
 #: Content types under which a player would not play raw samples correctly.
 _FILE_TYPES = frozenset(
@@ -62,7 +65,8 @@ class DecodedAudio:
     sample_rate: int
     #: (time, seconds): from this time on, so many seconds are playable. Both grow.
     marks: list[tuple[float, float]]
-    #: Metadata that the server states: sample_rate, channels, seconds, finish_reason, seed, request_id.
+    #: Metadata that the server states: sample_rate, channels, seconds, finish_reason, seed,
+    #: request_id.
     facts: dict[str, Any] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
@@ -78,7 +82,8 @@ class DecodedAudio:
 def decode_response(
     response: Response, response_format: str, delivery: Delivery, raw_shape: tuple[int, int] | None = None
 ) -> DecodedAudio:
-    """Decode `response`; `raw_shape` is (rate, channels) of raw samples where the server states none.
+    """Decode `response`; `raw_shape` is (rate, channels) of raw samples where the server states
+    none.
 
     Raises ResponseError when there is no audio; other faults are in `faults`.
     """
@@ -212,7 +217,9 @@ def _by_page_ends(table: list[tuple[int, float]], size: int) -> list[tuple[int, 
 
 
 def _wav_faults(body: bytes) -> list[Fault]:
-    """Contradictions between a WAV header and the body. Raises ResponseError when the body is truncated."""
+    """Contradictions between a WAV header and the body. Raises ResponseError when the body is
+    truncated.
+    """
     faults = []
     if body.count(b"WAVEfmt ") > 1:
         faults.append(Fault("headers_inside", f"{body.count(b'WAVEfmt ')} WAV headers in one answer"))
@@ -229,7 +236,9 @@ def _wav_faults(body: bytes) -> list[Fault]:
 
 
 def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Metadata in HTTP headers, such as X-Sample-Rate, or in the content type (audio/pcm;rate=24000)."""
+    """Metadata in HTTP headers, such as X-Sample-Rate, or in the content type
+    (audio/pcm;rate=24000).
+    """
     facts: dict[str, Any] = {}
     parameters = dict(
         part.strip().lower().partition("=")[::2] for part in headers.get("content-type", "").split(";")[1:]

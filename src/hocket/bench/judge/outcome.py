@@ -42,7 +42,8 @@ class Limits:
     #: Start buffer of the second player.
     buffer_seconds: float = 0.2
     pace: SpeakingRate = field(default_factory=SpeakingRate)
-    #: Largest ratio between an answer's speaking rate and the run's median, either way; 0: not compared.
+    #: Largest ratio between an answer's speaking rate and the run's median, either way; 0: not
+    #: compared.
     max_pace_ratio: float = 1.7
     check_length: bool = True
     #: Expected (rate in Hz, channels); None: as the answers state.
@@ -51,7 +52,9 @@ class Limits:
 
 @dataclass(slots=True)
 class Outcome:
-    """The record of one request; field names are keys of reports. Milliseconds count from its due time."""
+    """The record of one request; field names are keys of reports. Milliseconds count from its due
+    time.
+    """
 
     index: int
     item: Item
@@ -69,7 +72,8 @@ class Outcome:
     seconds: float = 0.0
     gap_longest_ms: float | None = None
     gap_median_ms: float | None = None
-    #: Stalls of a player that starts at once (in all, and the longest), and of one with a start buffer.
+    #: Stalls of a player that starts at once (in all, and the longest), and of one with a start
+    #: buffer.
     still_ms: float | None = None
     still_buffered_ms: float | None = None
     still_longest_ms: float | None = None
@@ -115,7 +119,9 @@ class Outcome:
 
 
 def time_outcome(outcome: Outcome, response: Response, due: float) -> None:
-    """Note the times of the connection, which failed requests have as well. `due` is on the clock of `response`."""
+    """Note the times of the connection, which failed requests have as well. `due` is on the clock
+    of `response`.
+    """
     if response.connected_at is not None:
         outcome.connect_ms = 1e3 * (response.connected_at - response.sent_at)
     if response.arrivals:

@@ -26,10 +26,12 @@ class Playback:
 
 
 def play(marks: Sequence[tuple[float, float]], buffer_seconds: float, *, tolerance: float = 0.001) -> Playback:
-    """Play audio that arrives as `marks` say: (time, seconds by then), growing in both and not empty.
+    """Play audio that arrives as `marks` say: (time, seconds by then), growing in both and not
+    empty.
 
-    The player starts with `buffer_seconds` of audio, or with all of a shorter answer. After a stall it resumes with
-    the next audio. Stalls below `tolerance` seconds, which sound cards bridge, do not count.
+    The player starts with `buffer_seconds` of audio, or with all of a shorter answer. After a stall
+    it resumes with the next audio. Stalls below `tolerance` seconds, which sound cards bridge, do
+    not count.
     """
     total = marks[-1][1]
     needed = min(buffer_seconds, total)

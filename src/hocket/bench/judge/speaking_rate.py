@@ -5,7 +5,8 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
-#: Other characters in letters: "7" is read as about five letters, a Han character or kana as one syllable.
+#: Other characters in letters: "7" is read as about five letters, a Han character or kana as one
+#: syllable.
 _DIGIT_LETTERS = 4.5
 _SYMBOL_LETTERS = 6.0
 _WIDE_LETTERS = 3.0

@@ -29,7 +29,8 @@ class EventAudio:
     #: One stream of samples or of file bytes; headers of WAV pieces are stripped.
     body: bytes = b""
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    #: Metadata that the events state: sample_rate, channels, seconds, finish_reason, seed, request_id.
+    #: Metadata that the events state: sample_rate, channels, seconds, finish_reason, seed,
+    #: request_id.
     facts: dict[str, Any] = field(default_factory=dict)
     #: The pieces were WAV files, or the beginnings of some.
     is_wav: bool = False
@@ -37,7 +38,9 @@ class EventAudio:
 
 
 def read_events(body: bytes, arrivals: Sequence[tuple[float, int]]) -> EventAudio:
-    """Read the events of a body. Raises ResponseError for an error event and for events without speech."""
+    """Read the events of a body. Raises ResponseError for an error event and for events without
+    speech.
+    """
     audio, pieces, size, is_done = EventAudio(), list[bytes](), 0, False
     shapes: set[tuple[int, ...]] = set()
     ends = [end for _, end in arrivals]

@@ -40,12 +40,16 @@ class Errors:
 
 
 def normal(text: str, language: str | None) -> str:
-    """Normalise with Whisper's rules: lower case, no punctuation, one form of numbers and of English spelling."""
+    """Normalise with Whisper's rules: lower case, no punctuation, one form of numbers and of
+    English spelling.
+    """
     return " ".join(str(_normaliser(language)(text)).split())
 
 
 def count_errors(text: str, transcript: str, language: str | None) -> Errors:
-    """Count errors of normalised texts, by Levenshtein distance. An empty reference counts as one word."""
+    """Count errors of normalised texts, by Levenshtein distance. An empty reference counts as one
+    word.
+    """
     distance: Any = need("rapidfuzz", "--transcribe").distance.Levenshtein.distance
     right, found = normal(text, language), normal(transcript, language)
     letters, found_letters = right.replace(" ", ""), found.replace(" ", "")

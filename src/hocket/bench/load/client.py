@@ -1,4 +1,6 @@
-"""The client of one stage: builds requests, sends them, and keeps response bodies on disk until they are judged."""
+"""The client of one stage: builds requests, sends them, and keeps response bodies on disk until
+they are judged.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ _MAX_FACT_BYTES = 20_000
 class BenchClient:
     """Sends the requests of one stage.
 
-    Bodies of responses lie in `folder`: those of 256 streams need too much memory, and decoding them at once would
-    disturb the load.
+    Bodies of responses lie in `folder`: those of 256 streams need too much memory, and decoding
+    them at once would disturb the load.
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:

@@ -43,7 +43,9 @@ class Load:
 
 @dataclass(slots=True)
 class SentRequest:
-    """One request of a stage and its response. `due` is its scheduled start, on the response's clock."""
+    """One request of a stage and its response. `due` is its scheduled start, on the response's
+    clock.
+    """
 
     index: int
     due: float
@@ -70,7 +72,9 @@ class StageRun:
 
     @property
     def window(self) -> tuple[float, float]:
-        """From the start of the first steady request to that of the last one, under full load throughout."""
+        """From the start of the first steady request to that of the last one, under full load
+        throughout.
+        """
         steady = [one.due for one in self.sent if one.phase == "steady"]
         return (min(steady), max(steady)) if len(steady) > 1 else (self.began, self.ended)
 
@@ -84,7 +88,8 @@ def parse_arrivals(name: str) -> Arrivals:
 
 
 def parse_ramp(text: str, requests: int | None, arrivals: Arrivals) -> list[Load]:
-    """Parse "1,2,4" (clients) or "1/s,2/s" (rates). Without `requests`, each stage has enough for a steady state.
+    """Parse "1,2,4" (clients) or "1/s,2/s" (rates). Without `requests`, each stage has enough for a
+    steady state.
 
     Raises ConfigError.
     """
@@ -115,7 +120,9 @@ def due_seconds(load: Load, seed: int) -> NDArray[np.float64]:
 
 
 def max_open(spans: Iterable[tuple[float, float]]) -> int:
-    """Largest number of overlapping (begin, end) spans; a span that ends as another begins does not overlap it."""
+    """Largest number of overlapping (begin, end) spans; a span that ends as another begins does not
+    overlap it.
+    """
     changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
     return int(np.cumsum([change for _, change in changes]).max())
 
@@ -123,8 +130,8 @@ def max_open(spans: Iterable[tuple[float, float]]) -> int:
 def edge_requests(open_at_a_time: int, requests: int) -> int:
     """Number of requests that fill the server at first, and that drain it in the end.
 
-    They are taken by order of their start: excluding those that end late would favour short ones. At least half of
-    the requests stay steady.
+    They are taken by order of their start: excluding those that end late would favour short ones.
+    At least half of the requests stay steady.
     """
     return min(open_at_a_time, requests // 4)
 

@@ -26,7 +26,9 @@ _MAX_REFERENCE_SECONDS = 600.0
 def judge_content(
     config: RunConfig, client: BenchClient, outcomes: Sequence[Outcome], responses: Mapping[int, Response]
 ) -> None:
-    """Transcribe every answer that has audio, and compare its voice. Raises HocketError when a model fails."""
+    """Transcribe every answer that has audio, and compare its voice. Raises HocketError when a
+    model fails.
+    """
     spoken = [outcome for outcome in outcomes if outcome.seconds > 0.0]
 
     @cache
@@ -75,7 +77,8 @@ def keep_audio(
     outcomes: Sequence[Outcome],
     responses: Mapping[int, Response],
 ) -> None:
-    """Write up to `max_kept` failed answers, and as many with the worst words, to WAV files in `folder`.
+    """Write up to `max_kept` failed answers, and as many with the worst words, to WAV files in
+    `folder`.
 
     Raises AudioFileError.
     """

@@ -44,12 +44,15 @@ class RunConfig:
     max_cer: float = 0.5
     speaker_model: SpeakerModel | None = None
     min_similarity: float | None = None
-    #: Folder for the audio of bad answers (None: not kept), and how many failures and worst cases of each stage.
+    #: Folder for the audio of bad answers (None: not kept), and how many failures and worst cases
+    #: of each stage.
     audio_folder: Path | None = None
     keep_audio: int = 10
 
     def as_json(self) -> dict[str, Any]:
-        """The configuration as a report has it, without the key, and without the texts, which the requests have."""
+        """The configuration as a report has it, without the key, and without the texts, which the
+        requests have.
+        """
         return {
             "url": self.target.url,
             "dialect": self.dialect.name,

@@ -39,7 +39,9 @@ def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
 
 
 async def self_check(streams: int, seconds: float = _SECONDS) -> dict[str, Any]:
-    """Receive `streams` answers at once at the speed of a player: first byte, processor time, lateness."""
+    """Receive `streams` answers at once at the speed of a player: first byte, processor time,
+    lateness.
+    """
 
     async def one(_: int) -> Response:
         return await send(target, "POST", SPEECH_PATH, {}, b"{}", _TIMEOUT_SECONDS)

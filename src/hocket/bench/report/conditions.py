@@ -1,4 +1,6 @@
-"""`--fail-if 'ttfa_p95_ms > 200'`: one figure, one comparison, one number; nothing is evaluated as code."""
+"""`--fail-if 'ttfa_p95_ms > 200'`: one figure, one comparison, one number; nothing is evaluated as
+code.
+"""
 
 from __future__ import annotations
 

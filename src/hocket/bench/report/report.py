@@ -40,7 +40,8 @@ _ROWS = (
     ("failures", "failed answers"),
 )
 _LISTED = 12
-#: A lone surrogate from a server is written as its escape, which JSON and scripts read back as the same.
+#: A lone surrogate from a server is written as its escape, which JSON and scripts read back as the
+#: same.
 _LONE = "backslashreplace"
 
 

@@ -105,7 +105,9 @@ def figures_of(stage: Mapping[str, Any], seed: int) -> dict[str, Figure]:
 
 
 def counted(requests: Sequence[Request]) -> list[Request]:
-    """Requests that latencies come from: right and steady ones, or all right ones where none was steady."""
+    """Requests that latencies come from: right and steady ones, or all right ones where none was
+    steady.
+    """
     good = [request for request in requests if is_right(request)]
     return [request for request in good if request["phase"] == "steady"] or good
 
@@ -116,9 +118,11 @@ def is_right(request: Request) -> bool:
 
 
 def timeline_of(requests: Sequence[Request], began_to_window: tuple[float, float], seconds: float) -> dict[str, Any]:
-    """Answers and seconds of audio over time: the whole stage for the plot, its steady window for the figures.
+    """Answers and seconds of audio over time: the whole stage for the plot, its steady window for
+    the figures.
 
-    Times count from the start of the stage. Only right answers count, and their audio counts when it arrives.
+    Times count from the start of the stage. Only right answers count, and their audio counts when
+    it arrives.
     """
     good = [request for request in requests if is_right(request)]
     ends = [request["ended_at"] for request in good]
@@ -151,7 +155,9 @@ def timeline_of(requests: Sequence[Request], began_to_window: tuple[float, float
 
 
 def fault_counts(requests: Sequence[Request]) -> dict[str, int]:
-    """Failed requests by kind of fault; one with two kinds counts twice. `status` sums all `status_NNN`."""
+    """Failed requests by kind of fault; one with two kinds counts twice. `status` sums all
+    `status_NNN`.
+    """
     kinds = [{fault["kind"] for fault in request["faults"]} for request in requests]
     statuses = sum(any(kind.startswith("status_") for kind in found) for found in kinds)
     return {**Counter(kind for found in kinds for kind in found), **({"status": statuses} if statuses else {})}
