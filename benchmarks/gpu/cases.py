@@ -1,7 +1,6 @@
-"""What `benchmarks.gpu.kernels` measures: each kernel's inputs at a model's sizes, and what it
-cannot avoid doing.
+"""Cases of `benchmarks.gpu.kernels`: each kernel's inputs at a model's sizes, and its minimum work.
 
-Sizes come from the dimensions that ship with Hocket, or a folder's.
+Sizes come from the dimensions that ship with Hocket, or from a folder.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 from hocket.models.talker import FrameLayers, Talker, TalkerConfig
 
 PAGE_ROWS = 32
-#: Positions that a page table names: what an engine for the benchmark's workload is given.
+#: Positions in a page table, as in an engine for the benchmark's workload.
 TABLE_ROWS = 1024
 
 
@@ -133,7 +132,7 @@ def decode_cases(shape: Qwen3BackboneConfig, rows: int, contexts: Sequence[int],
 def kv_pages(
     pages: int, groups: int, size: int, is_fp8: bool, on: torch.device
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values, and the scales of float8 ones."""
+    """Keys, values, and the scales of float8 ones."""
     keys, values = (randn(pages, PAGE_ROWS, groups, size, on=on) for _ in range(2))
     if not is_fp8:
         return keys, values, None
@@ -142,7 +141,7 @@ def kv_pages(
 
 
 def prefill_case(shape: Qwen3BackboneConfig, pages: int, is_fp8: bool, on: torch.device) -> Case:
-    """Pages of prompts of five pages each, which is what a cloned voice takes."""
+    """Prefill of prompts of five pages each, the length of a cloned voice."""
     prompt = 5
     heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
 

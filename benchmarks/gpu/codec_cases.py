@@ -96,7 +96,7 @@ def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.de
 
 
 def conv_cases(codec: Codec, streams: int, frames: int, on: torch.device) -> Iterator[Case]:
-    """The convolutions that take most of a decoder's time, of streams that go on."""
+    """The convolutions that take most of a decoder's time, in the middle of streams."""
     dense = [conv for conv in codec.convolutions if not conv.is_depthwise]
     for conv in dense:
         yield causal_conv_case(conv, streams, frames, on)
@@ -154,7 +154,7 @@ def join_case(width: int, tokens: int, on: torch.device) -> Case:
 
 
 def some_tail(conv: ConvShape, streams: int, frames: int, on: torch.device) -> PackedTail:
-    """The tails of streams that have seen 200 frames, and are given `frames` more each."""
+    """Tails of streams at frame 200 that get `frames` more each."""
     rows_S, places_F = torch.arange(streams, device=on), torch.arange(frames, device=on).repeat(streams)
     counts = (rows_S, torch.full_like(rows_S, frames), rows_S * frames)
     tails_RPC = randn(streams, (conv.taps - 1) * conv.dilation, conv.channels, on=on)

@@ -1,5 +1,5 @@
-"""The least that a part of a model must do: bytes through memory, and operations; and what others
-took for it.
+"""Lower bounds of a part of a model, in bytes through memory and in operations, and measured times
+for comparison.
 
 A weight is read once in a batch, a key or value once by each row that sees it. The depth
 transformer's and predictor's weights are read in every position of a frame: they do not fit the
@@ -20,10 +20,10 @@ from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.talker import Talker
 
-#: What the two tables below are about.
+#: The model of the two tables below.
 MEASURED_MODEL = "moss-tts-local-v1.5"
-#: On one H200, bf16, 320 positions: the shortest plain PyTorch that does the arithmetic, in a CUDA
-#: graph.
+#: The shortest plain PyTorch program for the same arithmetic in a CUDA graph, on one H200 in bf16 at
+#: 320 positions.
 PLAIN_MS = {
     "advance/128": 5.58,
     "advance/256": 8.72,
@@ -34,8 +34,7 @@ PLAIN_MS = {
     "decode/8x15": 11.4,
     "decode/32x15": 31.0,
 }
-#: What Hocket aims at, in the same setting: 2,400 audio seconds a second are 16 ms for 32 x 15
-#: frames.
+#: Targets in the same setting: 2,400 audio seconds a second are 16 ms for 32 x 15 frames.
 TARGET_MS = {"advance/128": 4.2, "draw/128": 1.2, "decode/32x15": 16.0}
 
 
@@ -43,7 +42,7 @@ TARGET_MS = {"advance/128": 4.2, "draw/128": 1.2, "decode/32x15": 16.0}
 class Work:
     nbytes: float
     flops: float
-    #: Of the products.
+    #: dtype of the products.
     dtype: torch.dtype
 
     @property
@@ -57,7 +56,7 @@ class _Matrices:
 
     elements: int
     nbytes: int
-    #: Of what comes out, and so of keys and values.
+    #: Bytes of an output element, and so of keys and values.
     out_bytes: int
     dtype: torch.dtype
 
@@ -66,7 +65,7 @@ class _Matrices:
         linears = [part for part in module.modules() if isinstance(part, nn.Linear | Fp8Linear)]
         weights = [part.weight8 if isinstance(part, Fp8Linear) else part.weight for part in linears]
         elements, nbytes = sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights)
-        # In a codec a few projections stay as they are.
+        # A few projections of a codec are not quantised.
         eighth = next((weight.dtype for weight in weights if weight.itemsize == 1), weights[0].dtype)
         return cls(elements, nbytes, compute_dtype(linears[0]).itemsize, eighth)
 
@@ -78,7 +77,7 @@ def _backbone(talker: Talker) -> Qwen3Backbone:
 
 
 def advance_work(talker: Talker, kv_dtype: torch.dtype, rows: int, context: int) -> Work:
-    """A step of the backbone at `context` positions."""
+    """Work of a backbone step at `context` positions."""
     backbone = _backbone(talker)
     shape = backbone.config
     weights = _Matrices.of(backbone)
@@ -88,7 +87,7 @@ def advance_work(talker: Talker, kv_dtype: torch.dtype, rows: int, context: int)
 
 
 def pages_work(talker: Talker, pages: int, page_rows: int) -> Work:
-    """Prefill of `pages` whole pages; attention is left out, a hundredth of it."""
+    """Work of prefilling `pages` whole pages, without attention, which is a hundredth of it."""
     weights = _Matrices.of(_backbone(talker))
     return Work(weights.nbytes, 2.0 * weights.elements * pages * page_rows, weights.dtype)
 
@@ -102,7 +101,7 @@ def draw_work(talker: Talker, rows: int) -> Work:
 
 
 def decode_work(codec: Codec, streams: int, frames: int) -> Work | None:
-    """A chunk of every stream, all of whose rings are full; None for a codec of convolutions."""
+    """Work of decoding a chunk of every stream with full rings; None for a codec of convolutions."""
     if codec.convolutions:
         return None
     nbytes, flops = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Matrix products of a model, as `benchmarks.gpu.kernels` measures them."""
+"""The matrix products of a model, which `benchmarks.gpu.kernels` measures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LABELS = {"input_proj": "stage in", "output_proj": "stage out"}
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product [M, K] x [K, N], `times` of which a run of its part has."""
+    """A matrix product [M, K] x [K, N] that occurs `times` times in its part."""
 
     part: str
     label: str
@@ -99,7 +99,7 @@ def linear_products(part: str, module: nn.Module, m: int, runs: int = 1) -> list
 
 
 def sums(products: Sequence[Product], us: dict[str, float]) -> dict[str, float]:
-    """Milliseconds of all products of a part whose every product was measured, by part and rows."""
+    """Milliseconds of all products of each part, by part and rows, where every product was measured."""
     parts: dict[str, list[Product]] = {}
     for product in products:
         is_codec = product.part.startswith("codec")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hocket.bench.engine.bench import EngineRunConfig, bench_engine, engine_config, engine_table
 from hocket.bench.engine.random_model import plans, random_models
-from hocket.bench.engine.workload import Spoken, read_workload
+from hocket.bench.engine.workload import WorkloadRequest, read_workload
 from hocket.checkpoint.hub import read_config
 from hocket.config import EngineConfig
 from hocket.core import SpeechRequest
@@ -253,7 +253,7 @@ def test_continuations_have_the_rows_that_the_workload_says() -> None:
     assert not np.array_equal(built[0].rows[58:73], built[1].rows[58:73])
 
 
-def codes_of(one: Spoken) -> NDArray[np.int64]:
+def codes_of(one: WorkloadRequest) -> NDArray[np.int64]:
     assert one.codes is not None
     return one.codes
 

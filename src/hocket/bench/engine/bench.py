@@ -14,7 +14,7 @@ import torch
 from rich.table import Table
 
 from hocket.bench.engine.random_model import loaded_models, random_models
-from hocket.bench.engine.workload import Spoken, read_workload
+from hocket.bench.engine.workload import WorkloadRequest, read_workload
 from hocket.bench.environment import command_line, device_facts, now, package_versions
 from hocket.bench.judge.playback import play
 from hocket.bench.load.generator import Load, due_seconds, edge_requests, max_open
@@ -83,13 +83,13 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
     start_seconds = time.perf_counter() - loaded
     workload = read_workload(talker.talker.config, talker.prompt, run_config.seed)
     count = run_config.requests or len(workload)
-    spoken = [workload[i % len(workload)] for i in range(count)]
-    _check_room(engine, spoken)
+    requests = [workload[i % len(workload)] for i in range(count)]
+    _check_room(engine, requests)
     # The seeds differ from those of the run, whose prompts must not be in the prefix cache.
-    _warm_up(engine, spoken[: run_config.clients or run_config.engine.rows], run_config.seed + count)
+    _warm_up(engine, requests[: run_config.clients or run_config.engine.rows], run_config.seed + count)
     before = engine.stats()
     with progress_bar(count) as show:
-        run = _drive(engine, spoken, run_config, show)
+        run = _drive(engine, requests, run_config, show)
     return {
         **_facts(run_config, device),
         **_figures(run, run_config),
@@ -141,13 +141,13 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
 
 
 def _drive(
-    engine: Engine, spoken: Sequence[Spoken], run_config: EngineRunConfig, show: Callable[[int], None]
+    engine: Engine, requests: Sequence[WorkloadRequest], run_config: EngineRunConfig, show: Callable[[int], None]
 ) -> list[RequestTimes]:
     """Drive the engine step by step, as a worker does; returns the requests in order of submission."""
     begin = time.perf_counter()
     dues = None
     if run_config.rate is not None:
-        dues = begin + due_seconds(Load(len(spoken), rate=run_config.rate), run_config.seed)
+        dues = begin + due_seconds(Load(len(requests), rate=run_config.rate), run_config.seed)
     running: dict[str, RequestTimes] = {}
     run: list[RequestTimes] = []
     done = 0
@@ -157,15 +157,15 @@ def _drive(
             return bool(dues[len(run)] <= now_)
         return run_config.clients is None or len(running) < run_config.clients
 
-    while done < len(spoken):
+    while done < len(requests):
         now_ = time.perf_counter()
-        while len(run) < len(spoken) and may_begin(now_):
+        while len(run) < len(requests) and may_begin(now_):
             i = len(run)
-            spoke = RequestTimes(time.perf_counter() if dues is None else float(dues[i]))
+            times = RequestTimes(time.perf_counter() if dues is None else float(dues[i]))
             seed = run_config.seed + i if run_config.seeded else None
-            request = spoken[i].request(seed, ignore_stop=run_config.ignore_stop)
-            running[engine.add(request)] = spoke
-            run.append(spoke)
+            request = requests[i].request(seed, ignore_stop=run_config.ignore_stop)
+            running[engine.add(request)] = times
+            run.append(times)
         if not running:
             assert dues is not None
             time.sleep(max(0.0, float(dues[len(run)]) - time.perf_counter()))
@@ -178,25 +178,25 @@ def _drive(
 
 def _take(chunk: AudioChunk, running: dict[str, RequestTimes], now_: float) -> int:
     """Note a chunk; returns the number of requests that it ended. Raises the request's own error."""
-    spoke = running[chunk.request_id]
-    spoke.frames += len(chunk.codes)
+    times = running[chunk.request_id]
+    times.frames += len(chunk.codes)
     if chunk.samples.shape[1]:
-        before = spoke.marks[-1][1] if spoke.marks else 0.0
-        spoke.marks.append((now_, before + chunk.samples.shape[1] / chunk.sample_rate))
+        before = times.marks[-1][1] if times.marks else 0.0
+        times.marks.append((now_, before + chunk.samples.shape[1] / chunk.sample_rate))
     if chunk.end is None:
         return 0
     if chunk.end.error is not None:
         raise chunk.end.error
-    spoke.ended = now_
+    times.ended = now_
     del running[chunk.request_id]
     return 1
 
 
-def _warm_up(engine: Engine, spoken: Sequence[Spoken], seed: int) -> None:
+def _warm_up(engine: Engine, requests: Sequence[WorkloadRequest], seed: int) -> None:
     """Run short requests, as many as may be open at once, so that every shape is used before the
     clock starts.
     """
-    for i, one in enumerate(spoken):
+    for i, one in enumerate(requests):
         engine.add(replace(one, frames=min(_WARMUP_FRAMES, one.frames)).request(seed + i, ignore_stop=True))
     while not engine.idle:
         for chunk in engine.step():
@@ -204,8 +204,8 @@ def _warm_up(engine: Engine, spoken: Sequence[Spoken], seed: int) -> None:
                 raise chunk.end.error
 
 
-def _check_room(engine: Engine, spoken: Sequence[Spoken]) -> None:
-    longest = max(one.prompt_rows + one.frames for one in spoken)
+def _check_room(engine: Engine, requests: Sequence[WorkloadRequest]) -> None:
+    longest = max(one.prompt_rows + one.frames for one in requests)
     if longest > engine.context_rows:
         raise ConfigError(
             f"the longest request takes {longest} K/V rows, this engine has {engine.context_rows}; "
@@ -214,17 +214,18 @@ def _check_room(engine: Engine, spoken: Sequence[Spoken]) -> None:
 
 
 def _figures(run: Sequence[RequestTimes], run_config: EngineRunConfig) -> dict[str, Any]:
-    begin, end = run[0].due, max(spoke.ended for spoke in run)
-    open_at_a_time = run_config.clients or max_open((spoke.due, spoke.ended) for spoke in run)
+    begin, end = run[0].due, max(times.ended for times in run)
+    open_at_a_time = run_config.clients or max_open((times.due, times.ended) for times in run)
     edge = edge_requests(open_at_a_time, len(run))
     steady = run[edge : len(run) - edge]
     low, high = (steady[0].due, steady[-1].due) if len(steady) > 1 else (begin, end)
-    marks = [(at, seconds - before) for spoke in run for (at, seconds), (_, before) in _pairs(spoke.marks)]
+    marks = [(at, seconds - before) for times in run for (at, seconds), (_, before) in _pairs(times.marks)]
     inside = sum(seconds for at, seconds in marks if low <= at <= high)
     audio = sum(seconds for _, seconds in marks)
-    spoke_up = [spoke for spoke in steady if spoke.marks]
-    still = [play(spoke.marks, 0.0) for spoke in spoke_up]
-    late = [playback.longest_stall_seconds for playback in still]
+    audible = [times for times in steady if times.marks]
+    playbacks = [play(times.marks, 0.0) for times in audible]
+    stalls = [playback.longest_stall_seconds for playback in playbacks]
+    free = [seconds < _UNDERRUN_SECONDS for seconds in stalls]
     return {
         "requests": len(run),
         "most_open": open_at_a_time,
@@ -234,11 +235,11 @@ def _figures(run: Sequence[RequestTimes], run_config: EngineRunConfig) -> dict[s
         "audio_s": round(audio, 2),
         "seconds": round(end - begin, 3),
         "steady_seconds": round(high - low, 3),
-        "frames": sum(spoke.frames for spoke in run),
-        "ttfa_ms": _percentiles([1e3 * (spoke.marks[0][0] - spoke.due) for spoke in spoke_up]),
-        "e2e_ms": _percentiles([1e3 * (spoke.ended - spoke.due) for spoke in steady]),
-        "lateness_ms": _percentiles([1e3 * seconds for seconds in late]),
-        "underrun_free": round(float(np.mean([seconds < _UNDERRUN_SECONDS for seconds in late])), 5) if late else None,
+        "frames": sum(times.frames for times in run),
+        "ttfa_ms": _percentiles([1e3 * (times.marks[0][0] - times.due) for times in audible]),
+        "e2e_ms": _percentiles([1e3 * (times.ended - times.due) for times in steady]),
+        "lateness_ms": _percentiles([1e3 * seconds for seconds in stalls]),
+        "underrun_free": round(float(np.mean(free)), 5) if free else None,
     }
 
 

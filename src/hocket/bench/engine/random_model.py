@@ -1,6 +1,4 @@
-"""Models of real dimensions with random weights: the same arithmetic as the real ones, without a
-download.
-"""
+"""Models of real dimensions with random weights: the arithmetic of real models, without a download."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from hocket.models.registry import (
 )
 
 _SCALE = 0.02
-#: What residual branches of the codecs are scaled by when training begins.
+#: Scale of the codecs' residual branches at the start of training.
 _LAYER_SCALE = 0.01
 
 
@@ -39,11 +37,10 @@ def random_models(
     dtype: torch.dtype,
     seed: int,
 ) -> tuple[LoadedTalker, Codec]:
-    """`model` is one of `known_dimensions`, or a folder whose config.json (and its codec's) give
-    the dimensions.
+    """Build the dimensions of `model`: one of `known_dimensions`, or a folder with config.json (and
+    its codec's).
 
-    The codec goes to `device`, too, unless it has one of its own. Raises ConfigError,
-    CheckpointError.
+    The codec goes to `codec_device`, or to `device`, too. Raises ConfigError, CheckpointError.
     """
     of_talker, of_codec = plans(model, codec, dtype)
     prompt, talker, codec_module = of_talker.workload_prompt(), of_talker.empty(), of_codec.empty()
@@ -63,8 +60,9 @@ def loaded_models(
     codec_device: torch.device | None = None,
     dtype: torch.dtype,
 ) -> tuple[LoadedTalker, Codec]:
-    """A checkpoint folder, fed with the workload's prompts; devices as above. Raises ConfigError,
-    CheckpointError.
+    """Load a checkpoint folder with the workload's prompts; devices as above.
+
+    Raises ConfigError, CheckpointError.
     """
     folder = Path(model)
     prompt = talker_plan(folder, dtype).workload_prompt()
@@ -73,7 +71,7 @@ def loaded_models(
 
 
 def fill(module: nn.Module, *, device: torch.device, seed: int) -> None:
-    """Give `module`, built on the meta device, weights on `device`; the same for a seed."""
+    """Give `module`, built on the meta device, weights on `device` that depend on `seed` alone."""
     generator = torch.Generator(device).manual_seed(seed)
     state = {}
     for name, empty in module.state_dict().items():
@@ -103,6 +101,6 @@ def plans(model: str, codec: str | None, dtype: torch.dtype) -> tuple[TalkerPlan
     folder = Path(model)
     if not folder.is_dir():
         raise ConfigError(
-            f"--model {model!r} is no folder, and no dimensions ship under that name; use {', '.join(known)}"
+            f"--model {model!r} is neither a folder nor a name of known dimensions; use {', '.join(known)}"
         )
     return talker_plan(folder, dtype), codec_plan(codec_folder(folder, codec), dtype)

@@ -1,5 +1,5 @@
-"""The workload of `hocket bench engine`: voices, prompts and lengths as Seed-TTS EN has them, codes
-at random.
+"""The workload of `hocket bench engine`: voices, prompts and lengths like those of Seed-TTS EN,
+random codes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hocket.models.talker import TalkerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """One request: the rows of its text, the voice's codes, and the frames to be made."""
+class WorkloadRequest:
+    """One request: the rows of its text, the voice's codes, and its length in frames."""
 
     text_rows: int
-    #: int64 [F, N]: the recording that is continued; None: a voice of the model's own speaks.
+    #: int64 [F, N]: the recording to continue; None: one of the model's own voices speaks.
     codes: NDArray[np.int64] | None
     frames: int
     #: Prompt rows that every request of the family has.
@@ -33,7 +33,7 @@ class Spoken:
         return self.template_rows + self.text_rows + (0 if self.codes is None else len(self.codes))
 
     def request(self, seed: int | None, *, ignore_stop: bool) -> SpeechRequest:
-        """For the engine; `ignore_stop` makes it exactly `frames` long."""
+        """The request for an engine; `ignore_stop` makes it exactly `frames` long."""
         is_continuation = self.codes is not None
         return SpeechRequest(
             text="x" * self.text_rows,
@@ -47,7 +47,7 @@ class Spoken:
         )
 
 
-def read_workload(config: TalkerConfig, prompt: PromptBuilder, seed: int) -> list[Spoken]:
+def read_workload(config: TalkerConfig, prompt: PromptBuilder, seed: int) -> list[WorkloadRequest]:
     """The packaged workload for a talker with a `WorkloadPrompt`, codes drawn from `seed`."""
     assert isinstance(prompt, WorkloadPrompt)
     file = resources.files("hocket.bench") / "data" / "workload_en1088_like.json"
@@ -56,6 +56,6 @@ def read_workload(config: TalkerConfig, prompt: PromptBuilder, seed: int) -> lis
     entries = min(config.audio_codebook_sizes)
     voices = [random.integers(0, entries, (frames, config.n_vq)) for frames in document["reference_frames"]]
     return [
-        Spoken(text_rows, voices[voice] if prompt.continues else None, frames, prompt.template_rows)
+        WorkloadRequest(text_rows, voices[voice] if prompt.continues else None, frames, prompt.template_rows)
         for voice, text_rows, frames in document["requests"]
     ]
