@@ -230,7 +230,7 @@ def test_words_that_nobody_could_judge_still_leave_a_report(tmp_path: Path) -> N
         (["--base-url", "http://127.0.0.1:1/a b"], "ASCII"),
         (["--ramp", ""], "--ramp"),
         (["--json", "same", "--html", "same"], "same file"),
-        (["--json", "taken.json"], "no folder"),
+        (["--json", "taken.json"], "not a folder"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_before_any_load(
