@@ -19,9 +19,9 @@ from hocket.core import SamplingFields
 from hocket.errors import CheckpointError, ConfigError
 from hocket.kernels.types.draw import DrawParams
 from hocket.models.family import LoadedTalker, TalkerPlan
-from hocket.models.qwen3_codec.speaker import SpeakerConfig, SpeakerEncoder, speaker_weight_table
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
+from hocket.models.qwen3_tts.speaker import SpeakerConfig, SpeakerEncoder, speaker_weight_table
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
 from hocket.models.qwen3_tts.workload import CustomVoicePrompt

@@ -13,7 +13,7 @@ from tests.support.qwen3_codec_helpers import GOLDEN, golden_tensors
 
 from hocket.checkpoint.weights import load_weights, stored_tensors
 from hocket.errors import ConfigError, ReferenceAudioError
-from hocket.models.qwen3_codec.speaker import (
+from hocket.models.qwen3_tts.speaker import (
     SpeakerConfig,
     SpeakerEncoder,
     log_mel,
