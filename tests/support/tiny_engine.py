@@ -22,7 +22,6 @@ from hocket.engine.scheduling.request import FrameBatch, PrefillItem
 from hocket.models.codec import Codec
 from hocket.models.family import LoadedTalker
 from hocket.models.moss_local.talker import STOP, MossLocalTalker
-from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker
 from tests.support import tiny_qwen3
 from tests.support.paths import GOLDEN
@@ -112,8 +111,9 @@ class TickingClock:
 def engine(
     config: EngineConfig, model: LoadedTalker, *, with_codec: bool = True, clock: TickingClock | None = None
 ) -> Engine:
-    own_codec = tiny_qwen3.codec if isinstance(model.talker, Qwen3TtsTalker) else codec
-    parts = assemble(model, own_codec() if with_codec else None, config)
+    rate = model.talker.config.sampling_rate
+    own_codec = next(one for one in (codec(), tiny_qwen3.codec()) if one.config.sample_rate == rate)
+    parts = assemble(model, own_codec if with_codec else None, config)
     return from_parts(parts, clock)
 
 
@@ -298,7 +298,9 @@ def qwen3_calls(*, more_frames: int = 0) -> list[Call]:
     return [Call(one, int(random.choice([0, 0, 0, 1, 5])), bool(random.random() < 0.7)) for one in requests]
 
 
-#: The endless ones are asked for 20 frames more: nobody ends before all have grown, so memory does run out.
+#: The golden talkers that the engine's own tests run on, with the traffic for each: a family adds one that stops late
+#: and one that never stops. The endless ones are asked for 20 frames more: all requests grow before the first one ends,
+#: so memory does run out.
 TALKERS = {
     "patient": (patient_talker, calls, 0),
     "endless": (endless_talker, calls, 20),
