@@ -21,7 +21,7 @@ from hocket.errors import HocketError
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
 #: The language whose numbers, abbreviations and symbols are read out as words.
-TextFront = Literal["en"]
+TextNormalizer = Literal["en"]
 
 #: Of an engine's audio: float32 in [-1, 1] (not clipped: a codec may overshoot), or what `audio.to_int16` makes of it.
 SampleFormat = Literal["float32", "int16"]
@@ -154,7 +154,7 @@ class EngineInfo:
     reference_min_rms: float
     reference_max_file_bytes: int
     #: The language whose texts are read out; None: texts are left as they are.
-    text_front: TextFront | None = None
+    text_front: TextNormalizer | None = None
     #: Longest text that the model handles well; callers split longer input. None: the checkpoint does not say.
     segment_characters: int | None = None
     voice_traits: VoiceTraits = PLAIN_VOICES

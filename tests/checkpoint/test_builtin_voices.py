@@ -58,7 +58,7 @@ def write_voice(checkpoint: Path, name: str, codes_FN: NDArray[np.int64] | None,
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the voices anna, to be cloned, and bert, to be continued, and a text front."""
+    """With the voices anna, to be cloned, and bert, to be continued, and a text normalizer."""
     folder = tmp_path_factory.mktemp("checkpoints") / "voiced"
     shutil.copytree(TALKER, folder, ignore=shutil.ignore_patterns("golden_*"))
     write_voice(folder, "anna", codes(1))

@@ -1,4 +1,4 @@
-"""Built-in voices and the text front over HTTP and the WebSocket."""
+"""Built-in voices and the text normalizer over HTTP and the WebSocket."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from hocket.core import (
     SampleFormat,
     Samples,
     SpeechRequest,
-    TextFront,
+    TextNormalizer,
     Timings,
 )
 from hocket.engine.scheduling.request import SchedulerStats
@@ -104,7 +104,7 @@ class FakeSpeaker:
     frame_samples: int = FRAME_SAMPLES
     samples: SampleFormat = "float32"
     max_waiting: int = 1000
-    text_front: TextFront | None = None
+    text_front: TextNormalizer | None = None
     segment_characters: int | None = None
     #: How long a chunk waits for each frame of the one before it, and the first for its prompt.
     frame_seconds: float = 0.0

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, field_validator
 
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices, load_voices
-from hocket.core import Sampling, StrictModel, TextFront
+from hocket.core import Sampling, StrictModel, TextNormalizer
 from hocket.errors import CheckpointError
 
 
@@ -18,7 +18,7 @@ class _HocketFile(StrictModel):
     """`hocket.json`."""
 
     #: Set for models that were trained on text as it is spoken.
-    text_front: TextFront | None = None
+    text_front: TextNormalizer | None = None
     #: The longest text that the model speaks well; whoever has more cuts it. None: any that the engine takes.
     segment_characters: Annotated[int, Field(ge=20, strict=True)] | None = None
     #: Recommended instead of the family's values.
@@ -36,7 +36,7 @@ class _HocketFile(StrictModel):
 class Extras:
     """Of a checkpoint folder; the default is what a folder without any has."""
 
-    text_front: TextFront | None = None
+    text_front: TextNormalizer | None = None
     segment_characters: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)

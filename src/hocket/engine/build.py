@@ -13,7 +13,7 @@ from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.hub import resolve_checkpoint
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices
 from hocket.config import EngineConfig, Environment
-from hocket.core import EngineInfo, MemoryPlan, TextFront
+from hocket.core import EngineInfo, MemoryPlan, TextNormalizer
 from hocket.engine.memory_plan import kv_dtype, plan_memory
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
@@ -150,7 +150,7 @@ def _info(
         reference_max_seconds=limits.max_seconds,
         reference_min_rms=limits.min_rms,
         reference_max_file_bytes=limits.max_file_bytes,
-        text_front=text_front_of(model.extras, config),
+        text_front=text_normalizer_of(model.extras, config),
         segment_characters=model.extras.segment_characters,
         voice_traits=talker.voice_traits,
         samples=config.samples,
@@ -225,8 +225,8 @@ def _prepare_weights_on_cpu(model: LoadedTalker, codec: Codec | None, config: En
     torch.set_num_threads(config.cpu_threads or (1 if stalls else torch.get_num_threads()))
 
 
-def text_front_of(extras: Extras, config: EngineConfig) -> TextFront | None:
-    """The text front of an engine: what its configuration wants, else what the checkpoint says."""
+def text_normalizer_of(extras: Extras, config: EngineConfig) -> TextNormalizer | None:
+    """The text normalizer of an engine: the configured one, else the checkpoint's."""
     if config.text_front is None:
         return extras.text_front
     return "en" if config.text_front else None

@@ -17,7 +17,7 @@ from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
 from hocket.engine.scheduling.scheduler import Scheduler
 from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError, Template
 from hocket.models.family import COMMON_FIELDS
-from hocket.text.normalize import spoken
+from hocket.text.normalize import normalize_request
 
 _LOG = logging.getLogger("hocket.engine")
 
@@ -51,7 +51,7 @@ class Intake:
         """
         if not isinstance(request, SpeechRequest):
             raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
-        return with_reference_of_voice(spoken(request, self._info.text_front), self._parts.voices)
+        return with_reference_of_voice(normalize_request(request, self._info.text_front), self._parts.voices)
 
     @property
     def is_full(self) -> bool:

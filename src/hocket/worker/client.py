@@ -33,7 +33,7 @@ from hocket.errors import (
     HocketError,
     InvalidRequestError,
 )
-from hocket.text.normalize import spoken
+from hocket.text.normalize import normalize_request
 from hocket.worker.connection import Link
 from hocket.worker.messages import (
     HEARTBEAT_SECONDS,
@@ -384,10 +384,10 @@ class EngineClient:
 
 
 async def _spoken(request: SpeechRequest, info: EngineInfo) -> SpeechRequest:
-    """The request for a worker, which has no text front to go through. A long text would hold up the event loop."""
+    """The request for a worker, with its texts normalized. A long text would hold up the event loop."""
     if len(request.text) <= _SHORT_TEXT_CHARACTERS:
-        return spoken(request, info.text_front)
-    return await asyncio.to_thread(spoken, request, info.text_front)
+        return normalize_request(request, info.text_front)
+    return await asyncio.to_thread(normalize_request, request, info.text_front)
 
 
 async def _read_reference(reference: Reference, info: EngineInfo) -> PreparedReference | NDArray[np.int64]:

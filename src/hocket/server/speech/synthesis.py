@@ -22,7 +22,7 @@ from hocket.server.schemas import SpeechBody
 from hocket.server.services import Services
 from hocket.server.settings import ResponseFormat
 from hocket.server.speech.voice import ResolvedVoice, resolve_reference, resolve_voice
-from hocket.text.normalize import normalise
+from hocket.text.normalize import normalize
 from hocket.text.segment import split_text
 
 #: Odd, and far from a simple fraction of 2^63: the seeds of a long text's pieces do not meet those of nearby seeds.
@@ -159,7 +159,7 @@ async def segments_of(services: Services, text: str, language: str | None) -> tu
     most, front = services.segment_characters, services.client.info.text_front
     if front is None:
         return tuple(split_text(text, most))
-    return tuple(await asyncio.to_thread(split_text, text, most, lambda piece: len(normalise(piece, language))))
+    return tuple(await asyncio.to_thread(split_text, text, most, lambda piece: len(normalize(piece, language))))
 
 
 class Speaking:
