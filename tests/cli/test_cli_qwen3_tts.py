@@ -119,7 +119,7 @@ def test_refusals() -> None:
     refused("there is no voice 'nobody'", "say", "Hi.", *custom, "--voice", "nobody")
     refused("language is 'Klingon'; this model knows auto", "say", "Hi.", *design, "--language", "Klingon")
     refused("this checkpoint is for VoiceDesign", "say", "Hi.", *design, "--task-type", "Base")
-    refused("--task-type is Song; input should be 'Base'", "say", "Hi.", *design, "--task-type", "Song")
+    refused("--task-type is Song; it must be 'Base'", "say", "Hi.", *design, "--task-type", "Song")
     refused("the voice of one recording, got 0", "say", "Hi.", *base)
     refused("hears a voice in its recording", "say", "Hi.", *base, "--reference", "codes.npy")
     refused("this model does not know task_type", "say", "Hi.", "--task-type", "Base")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, requirement
 
 #: Bounds far beyond any model, so that a damaged file is refused and not built.
 Size = Annotated[int, Field(ge=1, le=2**24)]
@@ -49,7 +49,7 @@ def config_error(error: ValidationError, file: str = "config.json") -> ConfigErr
     """The first mistake that pydantic found, in one line."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
-    message = first["msg"].removeprefix("Value error, ")
+    message = requirement(first) if first["type"] == "value_error" else first["msg"]
     # A missing key, or a section that contradicts itself, has the whole section as its input.
     given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
     return ConfigError(f"{file}: {key + ': ' if key else ''}{message}{given}", param=key or None)

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from hocket.audio.codes_file import read_codes
 from hocket.core import SpeechRequest, StrictModel
-from hocket.errors import AudioFileError, CheckpointError, InvalidRequestError
+from hocket.errors import AudioFileError, CheckpointError, InvalidRequestError, requirement
 
 _LOG = logging.getLogger("hocket")
 #: Where no voice is named: the model's own choice.
@@ -191,7 +191,7 @@ def _load_voice(path: Path, n_vq: int, codebook_sizes: Sequence[int]) -> Builtin
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
-        reason = problem["msg"].removeprefix("Value error, ")
+        reason = requirement(problem) if problem["type"] == "value_error" else problem["msg"]
         raise CheckpointError(f"{str(path)!r} describes no voice: {f'{key}: ' if key else ''}{reason}") from error
     codes_path = path.with_suffix(".npy")
     codes_FN = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.options import Codec, Device, Dtype, Json, Model, print_out, with_sampling_options
-from hocket.errors import InvalidRequestError
+from hocket.errors import InvalidRequestError, requirement
 
 if TYPE_CHECKING:
     from hocket.core import Speech, SpeechRequest
@@ -148,11 +148,11 @@ def _request(*, sampling: Mapping[str, Any], **fields: Any) -> SpeechRequest:
         field = str(problem["loc"][0]) if problem["loc"] else ""
         option = field if field in {"", "text"} else f"--{field.replace('_', '-')}"
         if problem["type"] == "value_error":
-            message = f"{option} {problem['msg'].removeprefix('Value error, ')}"
+            message = f"{option} {requirement(problem)}"
         else:
             given = str(problem["input"])
             shown = given if len(given) <= 60 else f"{given[:60]}…"
-            message = f"{option} is {shown}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
+            message = f"{option} is {shown}; it {requirement(problem)}"
         raise InvalidRequestError(message, param=field or None) from None
 
 

@@ -1,7 +1,8 @@
-"""From profile files, `--set` and flags to one `Profile`, remembering where every value came from.
+"""Loads a `settings.Profile` from a profile file, `--set` and flags, and remembers the origin of every value.
 
-A profile is YAML with the keys of `Profile` and, if it builds on another, `extends: NAME or FILE`. Later layers win:
-built-in values, the profile's bases, the profile, environment, `--set`, flags.
+A profile file is YAML with the keys of `settings.Profile` and, if it builds on another, `extends: NAME or FILE`. The
+folder `profiles/` beside this module holds those that ship with Hocket. Later layers win: built-in values, the file's
+bases, the file, environment, `--set`, flags.
 """
 
 from __future__ import annotations
