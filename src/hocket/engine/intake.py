@@ -142,8 +142,8 @@ class Intake:
                 "give fewer or shorter ones",
                 param="reference",
             )
-        if needs.voice:
-            assert self._parts.voice_vectors is not None  # the family needs it, so it has it
+        if needs.voice and prepared:
+            assert self._parts.voice_vectors is not None  # a family that reads references has it
             for content in prepared:
                 self._parts.voice_vectors.check_length(content.shape[1])
 
