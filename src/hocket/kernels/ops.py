@@ -16,7 +16,8 @@ from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, 
 import torch
 
 from hocket.kernels.cpu import paged_attention as cpu_paged
-from hocket.kernels.reference import conv, rings, sampling, sampling_numpy, talker
+from hocket.kernels.cpu import sampling as cpu_sampling
+from hocket.kernels.reference import conv, rings, sampling, talker
 
 
 class OnDevice(Protocol):
@@ -105,8 +106,8 @@ paged_attention = operation(
 )
 frame_attention = operation(talker.frame_attention, gpu="frame_attention:frame_attention")
 depth_attention = operation(talker.depth_attention, gpu="frame_attention:depth_attention")
-draw = operation(sampling.draw, cpu=sampling_numpy.draw, gpu="sampler:draw")
-draw_and_embed = operation(sampling.draw_and_embed, cpu=sampling_numpy.draw_and_embed, gpu="sampler:draw_and_embed")
+draw = operation(sampling.draw, cpu=cpu_sampling.draw, gpu="sampler:draw")
+draw_and_embed = operation(sampling.draw_and_embed, cpu=cpu_sampling.draw_and_embed, gpu="sampler:draw_and_embed")
 
 # A codec's packed chunks
 pair_turns = operation(rings.pair_turns, gpu="ring_append:pair_turns")

@@ -14,8 +14,8 @@ from tests.support.sampling import sampling_batch
 from torch import Tensor
 
 from hocket.checkpoint.weights import load_weights
+from hocket.kernels.cpu.sampling import draw_at
 from hocket.kernels.reference.philox import uniforms
-from hocket.kernels.reference.sampling_numpy import draw_at
 from hocket.kernels.types.draw import DrawArgs, DrawParams
 from hocket.kernels.types.paged import PagedBatch
 from hocket.models.layers.kv_cache import KVPages

@@ -22,9 +22,9 @@ from tests.support.qwen3_tts_helpers import (
 from tests.support.sampling import sampling_batch
 from torch import Tensor
 
+from hocket.kernels.cpu.sampling import draw_at
 from hocket.kernels.reference.philox import uniforms
 from hocket.kernels.reference.sampling import probabilities
-from hocket.kernels.reference.sampling_numpy import draw_at
 from hocket.kernels.types.draw import DrawArgs, DrawParams
 from hocket.models.sampling.params import ResolvedSampling
 

@@ -14,7 +14,8 @@ from tests.support import paths
 from torch import Tensor
 
 from hocket.core import MAX_SEED
-from hocket.kernels.reference import sampling, sampling_numpy
+from hocket.kernels.cpu import sampling as cpu_sampling
+from hocket.kernels.reference import sampling
 from hocket.kernels.reference.philox import philox4x32, uniforms
 from hocket.kernels.reference.sampling import probabilities
 from hocket.kernels.types.draw import DrawArgs
@@ -33,7 +34,7 @@ def golden() -> dict[str, Tensor]:
     return load_file(GOLDEN)
 
 
-@pytest.fixture(scope="module", params=[sampling.draw_at, sampling_numpy.draw_at], ids=["reference", "cpu"])
+@pytest.fixture(scope="module", params=[sampling.draw_at, cpu_sampling.draw_at], ids=["reference", "cpu"])
 def draw(request: pytest.FixtureRequest) -> Draw:
     """Both forms of a draw."""
     return cast("Draw", request.param)

@@ -1,7 +1,7 @@
 """How a code is drawn (spec/moss 1.6): pure functions of logits, per-row parameters and noise (`philox.py`).
 
 Every row has its own parameters and nothing branches on their values, so the result for a row is the same, bit for bit,
-whatever else is in the batch. The sampling kernel is tested against this; a CPU draws in `sampling_numpy.py`.
+whatever else is in the batch. The sampling kernel is tested against this; a CPU draws in `kernels.cpu.sampling`.
 """
 
 from __future__ import annotations
