@@ -1,4 +1,6 @@
-"""Training results that travel: EMA weights in small files, for `export` and for going on elsewhere."""
+"""Portable training results: EMA weights in small files, for `export` and for resuming on another
+machine.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-#: Largest file, so that each can be fetched through narrow channels.
+#: Largest file, so that each can travel through narrow channels.
 PART_BYTES = 15 * 2**20
 
 
 def write_parts(out: Path, tensors: dict[str, Tensor], numbers: dict[str, str]) -> None:
     """Write `part-N.safetensors`, each with the `numbers`."""
-    # Written elsewhere first: a run that is killed here leaves the files of the save before.
+    # Written to a temporary folder first, so that a killed run leaves the files of its last save.
     with tempfile.TemporaryDirectory() as scratch:
         for i, part in enumerate(_parts(tensors)):
             save_file(part, Path(scratch) / f"part-{i}.safetensors", metadata=numbers)

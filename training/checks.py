@@ -1,7 +1,8 @@
-"""What a trained voice is tested with, and how long the teacher's default voice takes for it.
+"""Test texts for a trained voice, and the duration of each by the teacher's default voice.
 
-`text/checks.tsv` has a line per text: its kind, the teacher's seconds, the text (written by `evaluate lengths`). The
-sentences are Harvard sentences, which no training text contains; texts of 1 to 40 words are made of others of them.
+`text/checks.tsv` has a line per text: its kind, the teacher's seconds, the text (written by
+`evaluate lengths`). The sentences are Harvard sentences, which no training text contains; texts of
+1 to 40 words are made of others of these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Kind = Literal["sentence", "length", "word"]
 
 CHECKS = TEXT_DIR / "checks.tsv"
 _SENTENCES, _TEXTS_PER_LENGTH, _SEED = 100, 5, 2026
-#: Texts shorter than the shortest sentence are beginnings of one.
+#: A text that is shorter than the shortest sentence is the beginning of one.
 _SHORTEST_SENTENCE = 5
 _WORDS = (
     "No", "Hi!", "seven", "Yes.", "Hello!", "Thanks.", "water", "Monday", "eleven", "Stop!", "Please.", "window",
@@ -28,7 +29,7 @@ _WORDS = (
 @dataclass(frozen=True, slots=True)
 class Check:
     kind: Kind
-    #: Of the teacher.
+    #: Duration by the teacher.
     seconds: float
     text: str
 
@@ -44,7 +45,7 @@ def choose_texts() -> dict[Kind, list[str]]:
 
 
 def _exactly(words: int, sentences: list[str], rng: random.Random) -> str:
-    """A text of so many words."""
+    """Make a text of so many words."""
     if words < _SHORTEST_SENTENCE:
         return " ".join(rng.choice(sentences).split()[:words]).strip(",;.") + "."
     while True:

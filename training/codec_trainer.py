@@ -1,4 +1,6 @@
-"""One update of the codec and its discriminators, as one CUDA graph per phase: the product's own `MossCodec` learns."""
+"""One update of the codec (the product's own `MossCodec`) and its discriminators, as one CUDA graph
+per phase.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ _PART_NUMBERS = ("steps", "seconds", "adversarial_steps")
 
 
 class PhonemeHead(nn.Module):
-    """Training only: phonemes of a frame from what the first quantizer levels say of it."""
+    """Predicts the phonemes of a frame from its first quantizer levels; for training only."""
 
     def __init__(self, width: int, hidden: int = 256) -> None:
         super().__init__()
@@ -57,8 +59,9 @@ class PhonemeHead(nn.Module):
 
 
 class Float32Linear(nn.Linear):
-    """Computes in float32 also under autocast: samples in bf16 would carry noise 54 dB below speech, which the
-    discriminators hear."""
+    """Computes in float32 even under autocast: samples in bf16 have noise 54 dB below speech, which
+    the discriminators detect.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name that nn.Linear uses)
         with torch.autocast(input.device.type, enabled=False):
@@ -66,7 +69,9 @@ class Float32Linear(nn.Linear):
 
 
 def new_codec(model: dict[str, Any], layer_scale: float) -> MossCodec:
-    """A codec with random weights, its weight normalisation folded; all but the codebooks take gradients."""
+    """A codec with random weights, its weight normalisation folded; all but the codebooks take
+    gradients.
+    """
     codec = MossCodec(MossCodecConfig.from_dict(model))
     codec.finalize()
     initialise_projections(codec.quantizer)
@@ -84,20 +89,22 @@ def new_codec(model: dict[str, Any], layer_scale: float) -> MossCodec:
 
 
 def optimizer(modules: list[nn.Module], lr: Tensor, config: TrainConfig) -> torch.optim.AdamW:
-    """Of what learns in `modules`."""
+    """An optimiser of the trainable parameters of `modules`."""
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     return adamw(parameters, lr, betas=config.betas, weight_decay=config.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """What changes from step to step: 0-dim float32 on the device, filled by the host, read by the captured step."""
+    """Values that change from step to step: 0-dim float32 on the device, set by the host, read by
+    the captured step.
+    """
 
     generator_lr: Tensor
     discriminator_lr: Tensor
     #: Weight of the adversarial terms, 0 .. 1.
     ramp: Tensor
-    #: How far the EMA weights move towards the weights.
+    #: Share by which the EMA weights move towards the weights.
     ema_share: Tensor
 
     @classmethod
@@ -108,8 +115,8 @@ class Dials:
 class CodecTrainer:
     """Owns everything that training changes. `step` is one update of both sides.
 
-    With `frozen_encoder` encoder, quantizer and codebooks keep every bit, so that codes made with them stay valid; the
-    decoder alone learns, from the codes that the product makes.
+    With `frozen_encoder`, encoder, quantizer and codebooks keep every bit, so that their codes stay
+    valid; only the decoder learns, from the codes that the product makes.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device, bank: SpeechBank, *, frozen_encoder: bool = False) -> None:
@@ -133,7 +140,7 @@ class CodecTrainer:
         #: Training time of all runs together.
         self.seconds = 0.0
         self.adversarial_steps = 0
-        #: Random weights, that the first data must bring into range.
+        #: True for random weights, which the first data must bring into range.
         self.fresh = True
         self.captures: dict[Phase, Captured] = {}
         self._pool = new_pool(device)
@@ -145,17 +152,17 @@ class CodecTrainer:
 
     @property
     def phase(self) -> Phase:
-        """What the next step does."""
+        """The phase of the next step."""
         return "adversarial" if self.progress >= self.config.adversarial_from else "reconstruct"
 
-    # Where it begins and goes on
+    # Starting and resuming
 
     def state(self) -> dict[str, Any]:
         parts = (*_MODULES, "generator_side", "discriminator_side")
         return {name: getattr(self, name).state_dict() for name in parts} | {n: getattr(self, n) for n in _NUMBERS}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from `state()`. Raises ValueError when it is of a run with the other `frozen_encoder`."""
+        """Resume from `state()`. Raises ValueError when that run had the other `frozen_encoder`."""
         if state["frozen_encoder"] != self.frozen_encoder:
             raise ValueError(
                 f"the checkpoint is of a run with frozen_encoder={state['frozen_encoder']}; give another WORK folder"
@@ -169,13 +176,15 @@ class CodecTrainer:
         for side, dial in sides:
             for group in side.param_groups:
                 group["lr"] = dial
-        # The optimisers' state is elsewhere now: what was captured would write to the old one.
+        # The optimisers' state has moved; captured graphs would write to the old one.
         self.captures.clear()
         self._pool = new_pool(self.device)
         self.fresh = False
 
     def save_parts(self, out: Path) -> None:
-        """Write small files: EMA weights, phoneme head and codebook averages in float32, discriminators in bf16."""
+        """Write small files: EMA weights, phoneme head and codebook averages in float32,
+        discriminators in bf16.
+        """
         tensors = {
             f"{module}.{name}": value.to(dtype).cpu().contiguous()
             for module, dtype in _PART_DTYPES.items()
@@ -184,7 +193,9 @@ class CodecTrainer:
         write_parts(out, tensors, {name: str(getattr(self, name)) for name in _PART_NUMBERS})
 
     def load_parts(self, folder: Path) -> None:
-        """Go on from an OUT folder: the EMA weights become the weights too; optimisers start anew."""
+        """Resume from an OUT folder: the EMA weights become the weights too, and optimisers start
+        anew.
+        """
         tensors, numbers = read_parts(folder)
         for target, module in {"codec": "ema", **{name: name for name in _PART_DTYPES}}.items():
             state = {k.removeprefix(f"{module}."): v for k, v in tensors.items() if k.startswith(f"{module}.")}
@@ -194,9 +205,10 @@ class CodecTrainer:
         self.fresh = False
 
     def start_from(self, folder: Path) -> None:
-        """Begins with the weights of a checkpoint folder; discriminators, phoneme head and optimisers are new.
+        """Start with the weights of a checkpoint folder; discriminators, phoneme head and
+        optimisers are new.
 
-        Raises ValueError when the checkpoint is of another architecture than the recipe's.
+        Raises ValueError when the checkpoint has another architecture than the recipe.
         """
         if MossCodecConfig.from_dict(read_config(folder)) != self.codec.config:
             raise ValueError(
@@ -210,7 +222,9 @@ class CodecTrainer:
 
     @torch.no_grad()
     def _start_from_data(self) -> None:
-        """Latents of unit size and codebooks of real frames, so that learning starts in range."""
+        """Scale latents to unit size and fill codebooks with real frames, so that learning starts
+        in range.
+        """
         if self.frozen_encoder:
             raise ValueError("a frozen encoder must be trained; start from a checkpoint or resume a run")
         wave_BS = self._sample().wave
@@ -225,19 +239,23 @@ class CodecTrainer:
     # One step
 
     def prepare(self) -> None:
-        """What must be true before an update: weights in range, dials set."""
+        """Prepare an update: bring weights into range, and set the dials."""
         if self.fresh:
             self._start_from_data()
         self._turn_dials()
 
     def capture(self, phase: Phase) -> float:
-        """Captures the update of a phase; returns the seconds it took. On CUDA it makes a few updates itself."""
+        """Capture the update of a phase; returns its seconds. On CUDA, capture itself makes a few
+        updates.
+        """
         self.prepare()
         self.captures[phase] = Captured(partial(self.update, phase), device=self.device, pool=self._pool)
         return self.captures[phase].seconds
 
     def step(self) -> dict[str, Tensor]:
-        """One update. Nothing here waits for the device; the returned losses are tensors, good until the next step."""
+        """Make one update, without waiting for the device; the returned losses are valid until the
+        next step.
+        """
         phase = self.phase
         if phase not in self.captures:
             self.capture(phase)
@@ -271,7 +289,9 @@ class CodecTrainer:
         self.dials.ema_share.fill_(average_share(self.steps, config.ema_decay))
 
     def update(self, phase: Phase) -> dict[str, Tensor]:
-        """What is captured: sample, forward, backward, both optimisers, averages. Returns losses and `queries`."""
+        """The captured program: sample, forward, backward, both optimisers, averages. Returns
+        losses and `queries`.
+        """
         batch = self._sample()
         output_BS, found, losses = self._reconstruction(batch)
         if phase == "adversarial":
@@ -291,11 +311,13 @@ class CodecTrainer:
 
     def _autocast(self, enabled: bool = True) -> torch.autocast:
         on = enabled and self.device.type == "cuda"
-        # A cache would keep casts of a warm-up alive into the capture.
+        # A cache would keep casts of a warm-up alive during the capture.
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on, cache_enabled=False)
 
     def _quantised(self, codec: MossCodec, wave_BS: Tensor, levels_B: Tensor) -> Quantised:
-        """A frozen encoder computes in float32, as the product does, so that the decoder hears the product's codes."""
+        """A frozen encoder computes in float32, as the product does, so that the decoder gets the
+        product's codes.
+        """
         learns = torch.is_grad_enabled() and not self.frozen_encoder
         with torch.set_grad_enabled(learns), self._autocast(not self.frozen_encoder):
             latent_BTD = codec.encode_latent(wave_BS[:, None])
@@ -306,7 +328,7 @@ class CodecTrainer:
             return codec.decode_latent(found.latent)[:, 0]
 
     def reconstruct(self, codec: MossCodec, wave_BS: Tensor) -> tuple[Tensor, Quantised]:
-        """All levels, no dropout: (waveform, what `quantise` says)."""
+        """(waveform, result of `quantise`), with all levels and without dropout."""
         levels_B = torch.full((len(wave_BS),), codec.config.n_codebooks, device=self.device)
         found = self._quantised(codec, wave_BS, levels_B)
         return self._decoded(codec, found), found
@@ -328,7 +350,7 @@ class CodecTrainer:
         return output_BS, found, losses
 
     def _crops(self, output_BS: Tensor, target_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """The same random stretch of both, another one for every sample of the batch."""
+        """The same random segment of both, another one for every sample of the batch."""
         batch, samples = output_BS.shape
         length = self.config.adversarial_frames * self.frame_samples
         starts_B1 = torch.randint(0, samples - length + 1, (batch, 1), device=self.device)
@@ -371,7 +393,7 @@ class CodecTrainer:
         losses["total"] = total
 
     def _update_ema(self) -> None:
-        """All parameters, codebooks too; with a frozen encoder, those that learn."""
+        """All parameters with codebooks, or only the trainable ones with a frozen encoder."""
         pairs = [
             (average, value)
             for average, value in zip(self.ema.parameters(), self.codec.parameters(), strict=True)
@@ -382,7 +404,9 @@ class CodecTrainer:
 
     @torch.no_grad()
     def validate(self) -> tuple[dict[str, float], Tensor]:
-        """EMA figures on held-out segments, and [2, S] of originals above reconstructions to listen to."""
+        """EMA figures on held-out segments, and [2, S] of originals above reconstructions to listen
+        to.
+        """
         batch = self.bank.validation(self.config.validation_segments, self.config.segment_frames, self.frame_samples)
         output_BS, found = self.reconstruct(self.ema, batch.wave)
         mel, stft = self.spectral(output_BS, batch.wave)

@@ -1,4 +1,6 @@
-"""Learning curves as a picture and as one JSON file: python -m training.curves LOG.jsonl CURVES.png [CURVES.json]"""
+"""Learning curves as a picture and as one JSON file: python -m training.curves LOG.jsonl CURVES.png
+[CURVES.json]
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Speech as written by `make_data speech`, held on the training device whole: 80 hours are 14 GB of 16-bit samples."""
+"""Speech from `make_data speech`, whole on the training device: 80 hours are 14 GB of 16-bit
+samples.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,16 @@ _PIECE_SAMPLES = 2**27
 class Segments:
     #: float32 [B, S] in about [-1, 1].
     wave: Tensor
-    #: int64 [B, T, 3]: the phonemes heard in each frame of `frame_samples`.
+    #: int64 [B, T, 3]: the phonemes in each frame of `frame_samples`.
     labels: Tensor
 
 
 def complete_lines(folder: Path) -> list[dict[str, Any]]:
-    """The utterances of a DATA folder whose samples and phonemes are there; another process may be appending.
+    """Utterances of a DATA folder that are written completely; another process may be appending.
 
     Raises ValueError when there is none.
     """
-    # Read first, so that what it names had its turn to be written. Text may hold any line break but \n.
+    # Read first, so that the samples it names are written. Text may contain any line break but \n.
     rows = (folder / LINES).read_bytes().split(b"\n")[:-1]
     samples = (folder / AUDIO).stat().st_size // 2
     samples = min(samples, (folder / PHONEMES).stat().st_size * FRAME_SAMPLES)
@@ -51,7 +53,9 @@ class SpeechBank:
     """Random and fixed segments of one long recording."""
 
     def __init__(self, pcm_S: Tensor, labels_F: Tensor, *, validation_seconds: float) -> None:
-        """int16 samples and uint8 phonemes, one per 25 ms. Their first `validation_seconds` are never trained on."""
+        """int16 samples and uint8 phonemes, one per 25 ms. Their first `validation_seconds` are
+        never trained on.
+        """
         self.pcm_S, self.labels_F = pcm_S, labels_F
         self.frames = len(labels_F)
         self.validation_frames = int(validation_seconds * SAMPLE_RATE / FRAME_SAMPLES)
@@ -62,7 +66,9 @@ class SpeechBank:
 
     @classmethod
     def read(cls, folders: Sequence[Path], device: torch.device, *, validation_seconds: float) -> SpeechBank:
-        """DATA folders one after the other, as far as their lines are complete; validation is from the first."""
+        """DATA folders one after another, up to their last complete line; validation comes from the
+        first.
+        """
         ends = [max(line["start"] + line["samples"] for line in complete_lines(folder)) for folder in folders]
         frames = [end // FRAME_SAMPLES for end in ends]
         pcm_S = torch.empty(sum(frames) * FRAME_SAMPLES, dtype=torch.int16, device=device)
@@ -84,7 +90,9 @@ class SpeechBank:
         return len(self.pcm_S) / SAMPLE_RATE / 3600
 
     def sample(self, batch: int, frames: int, frame_samples: int, gain_db: tuple[float, float]) -> Segments:
-        """Random training segments of `frames` codec frames, each at a random gain. The device alone is asked."""
+        """Random training segments of `frames` codec frames, each at a random gain, chosen on the
+        device.
+        """
         last = self.frames - -(-frames * frame_samples // FRAME_SAMPLES)
         starts_B = torch.randint(self.validation_frames, last, (batch,), device=self.pcm_S.device)
         gain_B1 = torch.empty(batch, 1, device=self.pcm_S.device).uniform_(*gain_db)

@@ -1,7 +1,8 @@
 """Small discriminators for the codec: one per pitch period and one per spectral resolution.
 
-The period discriminators fold a waveform into rows of one period each and convolve along time; the spectral ones see
-the complex short-time spectrum. Both are cut-down forms of published ones (HiFi-GAN, DAC): 3 M parameters together.
+The period discriminators fold a waveform into rows of one period each and convolve along time; the
+spectral ones see the complex short-time spectrum. Both are cut-down forms of published ones
+(HiFi-GAN, DAC): 3 M parameters together.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class SpectralDiscriminator(nn.Module):
     def forward(self, wave_BS: Tensor) -> tuple[Tensor, list[Tensor]]:
         with torch.autocast(wave_BS.device.type, enabled=False):
             spectrum = short_time_spectrum(wave_BS, self.window)
-            # A cube-root-like compression of the magnitude, so that quiet detail counts; phase is kept.
+            # A cube-root-like compression of the magnitude, so that quiet detail counts; phase is
+            # kept.
             parts = torch.view_as_real(spectrum)
             size = parts.square().sum(-1, keepdim=True).add(1e-6)
             x_BCTF = (parts * size.pow(-0.33)).permute(0, 3, 1, 2)
@@ -83,7 +85,7 @@ class SpectralDiscriminator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """All of them: waveforms [B, S] to score maps and feature maps, one entry per discriminator."""
+    """All discriminators: waveforms [B, S] to score maps and feature maps, one entry for each."""
 
     def __init__(self, config: DiscriminatorConfig) -> None:
         super().__init__()

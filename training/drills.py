@@ -1,7 +1,7 @@
 """Pronunciation drills: the most frequent English words, in random company and alone.
 
-The word list is symspellpy's (MIT): SCOWL's words in order of their frequency in Google's n-grams (CC BY 3.0). Vulgar
-words of better-profanity's list (MIT) are left out.
+The word list is symspellpy's (MIT): SCOWL's words in order of their frequency in Google's n-grams
+(CC BY 3.0). Vulgar words of better-profanity's list (MIT) are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _WORDS = ("symspellpy", "frequency_dictionary_en_82_765.txt")
 _VULGAR = ("better_profanity", "profanity_wordlist.txt")
-#: Letters that are words.
+#: One-letter words.
 _LETTERS = frozenset("ai")
 #: Words of one drill line.
 _LINE_WORDS = (3, 9)
@@ -60,7 +60,7 @@ def drill_lines(words: list[str], repeats: int, seed: int) -> list[str]:
         order = rng.sample(words, len(words))
         while order:
             size = rng.randint(*_LINE_WORDS)
-            # No rest shorter than a line: it joins this one.
+            # A rest shorter than a line joins this one.
             size = len(order) if len(order) - size < _LINE_WORDS[0] else size
             lines.append(_company(order[:size], rng))
             del order[:size]
@@ -68,7 +68,7 @@ def drill_lines(words: list[str], repeats: int, seed: int) -> list[str]:
 
 
 def word_lines(words: list[str], seed: int) -> list[str]:
-    """Every word alone, twice: as a sentence, and in another of the ways people type one."""
+    """Every word alone, twice: as a sentence, and typed in another way."""
     rng = random.Random(seed)
     return [
         line

@@ -1,9 +1,10 @@
-"""Speech → codes of the trained codec: what the talker learns from, 1/30 of the samples' size.
+"""Speech → codes of the trained codec, from which the talker learns: 1/30 of the samples' size.
 
     python -m training.encode_data --data DATA --codec CHECKPOINT --out CODES
 
-Every utterance is encoded on its own, as a reference would be. CODES holds `lines.jsonl.xz` (text, voice, speed, first
-frame, frames) and `codes-N.npy`, the codes of a million frames each, ten bits a code (`unpack_codes`).
+Every utterance is encoded on its own, as a reference would be. CODES holds `lines.jsonl.xz` (text,
+voice, speed, first frame, frames) and `codes-N.npy`, the codes of a million frames each, ten bits a
+code (`unpack_codes`).
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ def unpack_codes(packed: NDArray[np.uint8], frames: int, codebooks: int) -> NDAr
 def encode(
     codec: MossCodec, audio: NDArray[np.int16], places: list[tuple[int, int]], device: torch.device
 ) -> list[NDArray[np.uint16]]:
-    """Codes uint16 [T, N] of each (first sample, samples) of `audio`, in the given order, as `encode_whole` makes them.
+    """Codes uint16 [T, N] of each (first sample, samples) of `audio`, in the given order, as
+    `encode_whole` makes them.
 
-    Utterances alike in length go together: one upload and one download per batch, nothing per utterance on the device.
+    Utterances alike in length go together: one upload and one download per batch, nothing per
+    utterance on the device.
     """
     codes: list[NDArray[np.uint16]] = [np.empty((0, codec.config.n_codebooks), np.uint16)] * len(places)
     frame_samples = codec.config.frame_samples
@@ -71,7 +74,7 @@ def encode(
 
 
 def _encode_padded(codec: MossCodec, pcm_BS: Tensor, counts_B: Tensor) -> Tensor:
-    """int16 samples, `counts_B` frames of them real -> codes [B, T, N], as many of them real."""
+    """int16 samples with `counts_B` real frames -> codes [B, T, N] with as many real ones."""
     batch, frame_samples = len(pcm_BS), codec.config.frame_samples
     state = codec.new_encoder_state(batch, WHOLE_CHUNK_FRAMES)
     rows_B = torch.arange(batch, device=pcm_BS.device)

@@ -1,14 +1,14 @@
-"""How good the codec is, and what the teacher says in the tests.
+"""Quality of the codec, and the teacher's recordings of the test texts.
 
     python -m training.evaluate lengths --teacher TEACHER
     python -m training.evaluate speak --teacher TEACHER --voice af_heart --sentences 100 --out RECORDINGS
     python -m training.evaluate judge --voice af_heart --sentences 100 --recordings RECORDINGS
     python -m training.evaluate codec --recordings RECORDINGS --codec CHECKPOINT --out REPORT.json [--wavs DIR]
 
-`lengths` writes the texts of the tests with the teacher's seconds. `speak` records sentences, and a reference to clone
-the voice from; `judge` hears them and writes what it hears to `training/recordings`. `codec` judges recordings by the
-default voice and by voices that training never heard: the teacher's own, and what is left of them with each number of
-codebooks.
+`lengths` writes the texts of the tests with the teacher's seconds. `speak` records sentences, and a
+reference to clone the voice from; `judge` has the panel judge them, and writes the judgements to
+`training/recordings`. `codec` judges recordings of the default voice and of voices that are not in
+the training data: the teacher's own, and those decoded from each number of codebooks.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ def write_lengths(teacher_dir: Path, batch_frames: int) -> None:
 
 
 def speak(teacher_dir: Path, voices: list[str], sentences: int, out: Path, batch_frames: int) -> None:
-    """Record the first sentences of the checks by every voice, and its reference, unless they are there."""
+    """Record the first sentences of the checks by every voice, and its reference, unless they are
+    there.
+    """
     teacher, styles = load_teacher(teacher_dir), read_voices(teacher_dir / VOICES)
     recordings = Recordings(out)
     texts = [check.text for check in read_checks("sentence", sentences)]
     for voice in voices:
-        # The voice's own words, whichever voices are recorded together.
+        # The words depend on the voice alone, not on those that are recorded with it.
         words = REFERENCE_TEXTS[sorted(styles).index(voice) % len(REFERENCE_TEXTS)]
         new = recordings.speak(teacher, voice, styles[voice], [words, *texts], batch_frames=batch_frames)
         recordings.write_reference(voice, words)
@@ -65,7 +67,7 @@ def speak(teacher_dir: Path, voices: list[str], sentences: int, out: Path, batch
 
 
 def judge_recordings(folder: Path, voices: list[str], sentences: int, judge: str) -> None:
-    """Let the panel hear the recordings, and keep for `make voice-check` what it says."""
+    """Judge the recordings, and keep the judgements for `make voice-check`."""
     recordings, panel = Recordings(folder), Panel(Recogniser(judge))
     for voice in voices:
         recordings.target(panel, voice)
@@ -74,7 +76,9 @@ def judge_recordings(folder: Path, voices: list[str], sentences: int, judge: str
 
 
 class CodecJudge:
-    """The panel and the spectral distance, on recordings against their originals [(voice, text, wave)]."""
+    """The panel and the spectral distance, on recordings against their originals [(voice, text,
+    wave)].
+    """
 
     def __init__(self, originals: list[tuple[str, str, Wave]], default_voice: str) -> None:
         self.originals, self.default_voice = originals, default_voice
@@ -82,7 +86,9 @@ class CodecJudge:
         self._of_original: list[Judgement] = []
 
     def judge(self, waves: list[Wave]) -> dict[str, Any]:
-        """Figures of the default voice and of the others; the first call is for the originals themselves."""
+        """Figures of the default voice and of the others; the first call is for the originals
+        themselves.
+        """
         pairs = zip(self.originals, waves, strict=True)
         judged = [self.panel.judge(text, wave_S, SAMPLE_RATE) for (_, text, _), wave_S in pairs]
         self._of_original = self._of_original or judged

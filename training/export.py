@@ -1,8 +1,10 @@
-"""Write the trained codec as an official checkpoint (spec/moss 2.7), and load such a folder as the product does.
+"""Write the trained codec as an official checkpoint (spec/moss 2.7), and load such a folder as the
+product does.
 
     python -m training.export --source OUT --target CHECKPOINT [--frozen START]
 
-Matrices of encoder and decoder are stored in bf16; vectors and the quantizer, under 3 % of the weights, in float32.
+Matrices of encoder and decoder are stored in bf16; vectors and the quantizer, under 3 % of the
+weights, in float32.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ def export_codec(
     *,
     frozen: Path | None = None,
 ) -> None:
-    """`weights` as of a finalised `MossCodec`: plain projections become weight-normed ones, g = |row|, v = row.
+    """Write `weights` of a finalised `MossCodec`: plain projections become weight-normed ones, g =
+    |row|, v = row.
 
-    `frozen` is the checkpoint folder that a run with a frozen encoder began from. Encoder and quantizer are copied
-    from it: folding and unfolding weight normalisation could change a last bit, and so a code.
+    `frozen` is the checkpoint folder that a run with a frozen encoder began from. Encoder and
+    quantizer are copied from it: folding and unfolding weight normalisation could change a last
+    bit, and so a code.
     """
     stored = {}
     for entry in codec_weight_table(MossCodecConfig.from_dict(model)):
@@ -60,7 +64,7 @@ def export_codec(
 
 
 def load_codec(folder: Path, device: torch.device) -> MossCodec:
-    """The codec of a checkpoint folder, ready for use."""
+    """Load the codec of a checkpoint folder, ready for use."""
     config = MossCodecConfig.from_dict(read_config(folder))
     with torch.device("meta"):
         codec = MossCodec(config)

@@ -2,7 +2,8 @@
 
     python -m training.export_talker --source CHECKPOINT --target FOLDER
 
-joins the shards that training writes into one file; `--source` and `--target` are both whole checkpoint folders.
+joins the shards that training writes into one file; `--source` and `--target` are both whole
+checkpoint folders.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def export_talker(
     dtype: torch.dtype = torch.bfloat16,
     shard_bytes: int | None = None,
 ) -> None:
-    """`weights` as of a `MossLocalTalker`, under the official names; the tied heads, copies, are left out.
+    """Write `weights` of a `MossLocalTalker` under the official names, without the tied heads,
+    which are copies.
 
-    `tokenizer` is the tokenizer.json to put beside them. With `shard_bytes` no file is larger than that (one tensor
-    may be), and an index says where each tensor is.
+    `tokenizer` is the tokenizer.json to put beside them. With `shard_bytes` no file is larger than
+    that (one tensor may be), and an index says where each tensor is.
     """
     stored: dict[str, Tensor] = {}
     rows_done: dict[str, int] = {}
@@ -76,7 +78,7 @@ def _shards(stored: dict[str, Tensor], shard_bytes: int) -> list[dict[str, Tenso
 
 
 def load_talker(folder: Path, dtype: torch.dtype, device: torch.device) -> MossLocalTalker:
-    """The talker of a checkpoint folder."""
+    """Load the talker of a checkpoint folder."""
     config = MossLocalConfig.from_dict(read_config(folder))
     with torch.device("meta"):
         talker = MossLocalTalker(config)

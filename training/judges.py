@@ -1,4 +1,6 @@
-"""Who listens to the results: Whisper for words, DistillMOS for naturalness, Resemblyzer for likeness. CPU, 16 kHz."""
+"""Judges of speech: Whisper for words, DistillMOS for naturalness, Resemblyzer for similarity. CPU,
+16 kHz.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _EMBEDDING = 256
 
 
 def to_judge_rate(wave_S: Wave, sample_rate: int) -> Wave:
-    """16 kHz, by a resampler that is not the product's."""
+    """Resample to 16 kHz, with another resampler than the product's."""
     from scipy.signal import resample_poly
 
     return np.ascontiguousarray(resample_poly(wave_S, JUDGE_RATE, sample_rate), np.float32)
@@ -45,7 +47,7 @@ def _whisper_base() -> Path:
         for name in ("config.json", "tokenizer.json", "vocabulary.txt"):
             (folder / name).write_bytes((first / name).read_bytes())
         model = (first / "model.bin.part1").read_bytes() + (second / "model.bin.part2").read_bytes()
-        # Under its own name only when it is whole: another process may be looking.
+        # It gets its name only when it is complete, since another process may look for it.
         part = folder / f"model.bin.{os.getpid()}"
         part.write_bytes(model)
         part.rename(folder / "model.bin")
@@ -71,7 +73,7 @@ class Recogniser:
         self._normal = EnglishTextNormalizer()
 
     def words(self, wave_S: Wave) -> str:
-        """What is heard in 16 kHz audio, normalised."""
+        """The normalised transcript of 16 kHz audio."""
         segments, _ = self._model.transcribe(
             wave_S,
             language="en",
@@ -97,11 +99,11 @@ class Listener:
     """DistillMOS: predicted opinion 1 .. 5 of 16 kHz audio."""
 
     def __init__(self) -> None:
-        # Only its command line uses torchaudio, which would be a large dependency for nothing.
+        # Only its command line uses torchaudio, a large dependency.
         sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))
         import distillmos
 
-        # It prints where its weights lie.
+        # It prints the path of its weights.
         with contextlib.redirect_stdout(io.StringIO()):
             self._model: Any = distillmos.ConvTransformerSQAModel().eval()
 
@@ -111,7 +113,7 @@ class Listener:
 
 
 class Likeness:
-    """Resemblyzer: unit vectors whose product says how alike two speakers sound."""
+    """Resemblyzer: unit vectors whose product is the similarity of two speakers."""
 
     def __init__(self) -> None:
         from resemblyzer import VoiceEncoder
@@ -119,7 +121,7 @@ class Likeness:
         self._encoder: Any = VoiceEncoder("cpu", verbose=False)
 
     def embed(self, wave_S: Wave) -> Wave:
-        """float32 [256]; all zero, which is like nobody, when there is no speech."""
+        """float32 [256]; zero, which is similar to no speaker, without speech."""
         from resemblyzer import preprocess_wav
 
         # It would divide by the loudness.

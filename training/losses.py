@@ -1,4 +1,4 @@
-"""What the codec is trained to match: spectra at several resolutions, and what the discriminators say."""
+"""Losses of the codec: spectra at several resolutions, and the discriminators' scores and features."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from torch import Tensor, nn
 
 #: (window, mel bands): short windows see timing, long ones pitch. Hops are a quarter of the window.
 MEL_SCALES = ((64, 8), (128, 16), (256, 32), (512, 64), (1024, 96), (2048, 128))
-#: Windows at which linear-frequency magnitudes are compared too; mel bands blur harmonics above 4 kHz.
+#: Windows at which linear-frequency magnitudes are compared too; mel bands blur harmonics above 4
+#: kHz.
 STFT_WINDOWS = (512, 1024, 2048)
 #: Magnitudes below this (of a full-scale sine's several hundred) are silence.
 _FLOOR = 1e-3
 
 
 def mel_filters(bands: int, n_fft: int, sample_rate: int) -> Tensor:
-    """Triangular filters [n_fft / 2 + 1, bands], equally spaced in mel = 2595 log10(1 + f / 700), sums 1."""
+    """Triangular filters [n_fft / 2 + 1, bands], equally spaced in mel = 2595 log10(1 + f / 700),
+    sums 1.
+    """
     top_mel = 2595 * math.log10(1 + sample_rate / 2 / 700)
     edges_hz = 700 * (10 ** (torch.linspace(0, top_mel, bands + 2, dtype=torch.float64) / 2595) - 1)
     bins_hz = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)[:, None]
@@ -31,7 +34,8 @@ def mel_filters(bands: int, n_fft: int, sample_rate: int) -> Tensor:
 
 
 def short_time_spectrum(wave_BS: Tensor, taper_W: Tensor) -> Tensor:
-    """Complex spectra [B, T, W / 2 + 1] of windows a quarter of their length apart, centred, mirrored at the ends.
+    """Complex spectra [B, T, W / 2 + 1] of windows a quarter of their length apart, centred,
+    mirrored at the ends.
 
     The same numbers as `torch.stft`, whose gradient adds every sample of every window by an atomic.
     """
@@ -41,7 +45,9 @@ def short_time_spectrum(wave_BS: Tensor, taper_W: Tensor) -> Tensor:
 
 
 class SpectralLoss(nn.Module):
-    """Mean absolute differences of log10 mel and log10 linear magnitudes, averaged over resolutions."""
+    """Mean absolute differences of log10 mel and log10 linear magnitudes, averaged over
+    resolutions.
+    """
 
     def __init__(self, sample_rate: int) -> None:
         super().__init__()
@@ -65,7 +71,8 @@ class SpectralLoss(nn.Module):
 
     def _magnitude(self, wave_BS: Tensor, window: int) -> Tensor:
         spectrum = short_time_spectrum(wave_BS, self.get_buffer(f"window_{window}"))
-        # The square root's slope at 0 is infinite; the small sum keeps gradients finite in digital silence.
+        # The square root's slope at 0 is infinite; the small sum keeps gradients finite in digital
+        # silence.
         return torch.view_as_real(spectrum).square().sum(-1).add(1e-9).sqrt()
 
 

@@ -1,12 +1,14 @@
-"""Training data: texts → phonemes (needs espeak, CPU) and phonemes → teacher speech (GPU, needs no text front).
+"""Training data: texts → phonemes (CPU, with espeak) and phonemes → teacher speech (GPU, without
+espeak).
 
     python -m training.make_data pack     --pack kokoro.pack.xz --voices voices.npz --config config.json --out TEACHER
     python -m training.make_data phonemes --out lines.jsonl.xz
     python -m training.make_data speech   --lines lines.jsonl.xz --teacher TEACHER --out DATA --hours 30 --minutes 4
 
-`speech` appends to three files in DATA, so that a reader may look at any time and a crash loses nothing:
-`audio.i16` (24 kHz mono), `phonemes.u8` (the phoneme id spoken in each 25 ms) and `lines.jsonl` (kind, text, voice,
-speed, place). Several processes keep a large GPU busy: give each `--shard K --shards N` and a DATA folder of its own.
+`speech` appends to three files in DATA, so that a reader may read at any time and a crash loses
+nothing: `audio.i16` (24 kHz mono), `phonemes.u8` (the phoneme id spoken in each 25 ms) and
+`lines.jsonl` (kind, text, voice, speed, place). Several processes keep a large GPU busy: give each
+`--shard K --shards N` and a DATA folder of its own.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ class DataConfig(StrictModel):
     default_share: float
     #: Voices that no training utterance uses, not even in a blend: they test cloning.
     held_out_voices: tuple[str, ...]
-    #: How much more often than once a voice is chosen.
+    #: Relative frequencies of voices other than 1.
     favourite_voices: dict[str, float]
-    #: Share of the others spoken by blends. A blend is a new speaker; there are `blends` of them, so that each has
-    #: many utterances.
+    #: Share of the others spoken by blends. A blend is a new speaker; there are `blends` of them,
+    #: so that each has many utterances.
     blend_fraction: float
     blends: int
     blend_voices: tuple[int, int]
@@ -107,7 +109,7 @@ def write_phonemes(config: DataConfig, out: Path) -> None:
 
 
 class Casting:
-    """Chooses who speaks a line: the default voice, another one or a blend, and how fast."""
+    """Chooses a voice for each line (the default one, another one or a blend), and its speed."""
 
     def __init__(self, config: DataConfig, voices: dict[str, NDArray[np.float32]]) -> None:
         self.config = config
@@ -138,19 +140,21 @@ class Casting:
         return blend, speed
 
     def line(self, texts: dict[str, str], blend: dict[str, float], speed: float) -> Line:
-        """A teacher line; the heaviest voice decides the accent (its name starts with "b" if British)."""
+        """A teacher line; the heaviest voice decides the accent (its name starts with "b" if
+        British).
+        """
         phonemes = texts["gb" if next(iter(blend)).startswith("b") else "us"]
         styles = [share * style_row(self.voices[name], len(phonemes)) for name, share in blend.items()]
         return Line(phonemes, np.sum(styles, axis=0, dtype=np.float32), speed)
 
 
 def _spoken_seconds(phonemes: str) -> float:
-    """About how long the teacher speaks (fitted on its speech)."""
+    """Estimated duration of the teacher's speech (fitted on it)."""
     return 0.6 + 0.062 * len(phonemes)
 
 
 def _passes(lines: list[dict[str, str]], rng: np.random.Generator) -> Iterator[dict[str, str]]:
-    """The lines without end, shuffled anew at each pass."""
+    """Yield the lines endlessly, shuffled anew in each pass."""
     while True:
         for i in rng.permutation(len(lines)):
             yield lines[i]
@@ -159,7 +163,7 @@ def _passes(lines: list[dict[str, str]], rng: np.random.Generator) -> Iterator[d
 def _rounds(
     lines: list[dict[str, str]], shares: dict[str, float], size: int, rng: np.random.Generator
 ) -> Iterator[list[dict[str, str]]]:
-    """Rounds of about `size` lines in which each kind gets its share of the seconds."""
+    """Yield rounds of about `size` lines in which each kind has its share of the seconds."""
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in shares}
     rate = {k: shares[k] / np.mean([_spoken_seconds(line["us"]) for line in by_kind[k]]) for k in shares}
     counts = {kind: max(1, round(size * rate[kind] / sum(rate.values()))) for kind in shares}
@@ -187,7 +191,8 @@ def write_speech(
     minutes: float,
     listen: Path | None,
 ) -> None:
-    """Speak until `hours` of audio exist in `out` or `minutes` have passed; `listen` gets a short WAV file.
+    """Speak until `hours` of audio exist in `out` or `minutes` have passed; `listen` gets a short
+    WAV file.
 
     `shard` (k, n) takes every n-th line from the k-th on.
     """
@@ -201,7 +206,7 @@ def write_speech(
 
     out.mkdir(parents=True, exist_ok=True)
     done = (out / AUDIO).stat().st_size // 2 if (out / AUDIO).exists() else 0
-    # A run that continues must not repeat the voices of the one before.
+    # A resumed run must not repeat the voices of the one before.
     rng = np.random.default_rng([config.seed, shard[0], done])
     first, wanted = done, int(hours * 3600 * SAMPLE_RATE)
     heard: list[NDArray[np.int16]] = []
@@ -231,9 +236,9 @@ def write_speech(
 def _speak_round(
     config: DataConfig, part: list[dict[str, str]], casting: Casting, teacher: Teacher, rng: np.random.Generator
 ) -> list[tuple[Spoken, dict[str, Any]]]:
-    """The lines of a round in random order, each with what was said, by whom and how fast.
+    """The lines of a round in random order, each with its text, voice and speed.
 
-    The teacher hands lines back by length, and neighbours should not be alike.
+    The teacher returns lines by length, and neighbours should differ.
     """
     cast = [casting.choose(rng) for _ in part]
     planned = [casting.line(text, *choice) for text, choice in zip(part, cast, strict=True)]

@@ -1,4 +1,4 @@
-"""How both trainers update weights, and what they log: all of it may stand inside a captured step."""
+"""Weight updates and logs of both trainers; all of it may be part of a captured step."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ def adamw(
 
 
 def lr_share(step: int, progress: float, *, warmup_steps: int, decay_from: float, final_lr_share: float) -> float:
-    """Of the full learning rate: rises over the first steps, and falls in a line from a share of the total time on."""
+    """Share of the full learning rate: rises over the first steps, and falls linearly from a share
+    of the total time on.
+    """
     warm = min(1.0, (step + 1) / max(1, warmup_steps))
     fall = max(0.0, (progress - decay_from) / (1 - decay_from))
     return warm * (1 - (1 - final_lr_share) * fall)
 
 
 def average_share(step: int, ema_decay: float) -> float:
-    """How far averaged weights move towards the weights: quickly at first, to forget the random start."""
+    """Share by which averaged weights move towards the weights: large at first, to forget the
+    random start.
+    """
     return 1 - min(ema_decay, (1 + step) / (10 + step))
 
 
 @torch.no_grad()
 def move_average(averages: list[Tensor], values: list[Tensor], share: Tensor) -> None:
-    """`averages` move towards `values` by `share`, 0-dim on the device.
+    """Move `averages` towards `values` by `share`, 0-dim on the device.
 
     Not `_foreach_lerp_`: its weight is a number, which a graph would never see change.
     """
@@ -46,7 +50,9 @@ def move_average(averages: list[Tensor], values: list[Tensor], share: Tensor) ->
 
 
 class Pace:
-    """Milliseconds per step since it was made; steps are counted from outside, the device must have finished them."""
+    """Measures milliseconds per step since its creation; the caller counts steps that the device
+    has finished.
+    """
 
     def __init__(self) -> None:
         self.start, self.steps = time.monotonic(), 0
@@ -56,13 +62,13 @@ class Pace:
 
 
 def fetch(losses: dict[str, Tensor]) -> dict[str, float]:
-    """The values; waits for the device once."""
+    """Read the values, with one wait for the device."""
     values = torch.stack([value.float() for value in losses.values()]).tolist()
     return {name: round(value, 5) for name, value in zip(losses, values, strict=True)}
 
 
 def log_row(log: TextIO, row: dict[str, Any]) -> None:
-    """To the file and to whoever watches."""
+    """Write to the file and to standard output."""
     line = json.dumps(row)
     log.write(line + "\n")
     log.flush()

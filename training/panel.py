@@ -1,4 +1,4 @@
-"""All judges together: what they say of one recording, and of many."""
+"""All judges together: their judgement of one recording, and of many."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from training.judges import Likeness, Listener, Recogniser, Wave, error_rates, t
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of one recording."""
+    """The judgement of one recording."""
 
-    #: What should have been said, and what was heard; both normalised.
+    #: The text and its transcript, both normalised.
     said: str
     heard: str
     seconds: float
@@ -25,13 +25,15 @@ class Judgement:
     embedding: Wave
 
     def row(self) -> dict[str, Any]:
-        """For a report: without the vector."""
+        """The judgement as a report has it, without the vector."""
         return {key: value for key, value in asdict(self).items() if key != "embedding"}
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of many recordings. Error rates are errors / words (characters) over all of them."""
+    """The judgement of many recordings. Error rates are errors / words (characters) over all of
+    them.
+    """
 
     wer: float
     cer: float
@@ -44,13 +46,13 @@ class Figures:
 
 
 class Panel:
-    """A recogniser, a listener and a judge of likeness."""
+    """A recogniser, a judge of naturalness and one of similarity."""
 
     def __init__(self, recogniser: Recogniser) -> None:
         self.recogniser, self._listener, self._likeness = recogniser, Listener(), Likeness()
 
     def judge(self, text: str, wave_S: Wave, sample_rate: int) -> Judgement:
-        # A voice that stops at once says nothing, which the judges can only hear as silence.
+        # A voice that stops at once returns no samples; the judges get silence instead.
         audible_S = np.pad(wave_S, (0, max(0, sample_rate // 2 - len(wave_S))))
         judged_S = to_judge_rate(audible_S, sample_rate)
         return Judgement(
@@ -62,11 +64,11 @@ class Panel:
         )
 
     def embed(self, wave_S: Wave, sample_rate: int) -> Wave:
-        """The unit vector of who speaks."""
+        """The unit vector of the speaker."""
         return self._likeness.embed(to_judge_rate(wave_S, sample_rate))
 
 
 def centroid(embeddings: Sequence[Wave]) -> Wave:
-    """Unit vector in the middle."""
+    """The unit vector of the mean."""
     mean = np.mean(embeddings, axis=0)
     return np.asarray(mean / np.linalg.norm(mean), np.float32)

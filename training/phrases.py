@@ -1,8 +1,9 @@
-"""Generated lines of every kind a voice must know: questions, dialogue, numbers, dates, prices, directions, weather,
-what assistants say, narrative, and short declaratives from a small grammar with a wide vocabulary.
+"""Generated lines of every kind that a voice must speak: questions, dialogue, numbers, dates,
+prices, directions, weather, phrases of assistants, narrative, and short declaratives from a small
+grammar with a wide vocabulary.
 
-A template's `{slot}` becomes a random word of that kind; `{slot2}` another one. Lines come as a person would write them
-for a voice to read: numbers are words.
+A template's `{slot}` becomes a random word of that kind, and `{slot2}` another one. Numbers are
+written as words.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ _SLOTS: dict[str, Make] = {
 
 
 def _polish(line: str) -> str:
-    """Right articles before vowels, a capital at the start, no word twice in a row."""
+    """Correct articles before vowels, capitalise the start, and drop repeated words."""
 
     def article(match: re.Match[str]) -> str:
         word = match[2]

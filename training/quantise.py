@@ -1,6 +1,8 @@
-"""The training pass through the product's residual quantizer: straight-through codes, and codebooks that follow.
+"""The training pass through the product's residual quantizer: straight-through codes, and moving
+codebooks.
 
-The arithmetic is that of `ResidualLFQ.encode` and `.decode` (spec/moss 2.4): search by cosine, read the raw row.
+The arithmetic is that of `ResidualLFQ.encode` and `.decode` (spec/moss 2.4): search by cosine, read
+the raw row.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Quantised:
 
 
 def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, first_levels: int) -> Quantised:
-    """Quantise with the first `levels_B` levels of each sample; gradients pass the search unchanged."""
+    """Quantise with the first `levels_B` levels of each sample; gradients pass the search
+    unchanged.
+    """
     with torch.autocast(latent_BTD.device.type, enabled=False):
         residual_BTR = quantizer.input_proj(latent_BTD.float())
         summed_BTR = first_BTR = torch.zeros_like(residual_BTR)
@@ -53,9 +57,11 @@ def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, fi
 
 @torch.no_grad()
 def initialise_projections(quantizer: ResidualLFQ) -> None:
-    """Each level starts as the projection on a subspace of its own, so that every level takes energy away.
+    """Each level starts as the projection on its own subspace, so that every level reduces the
+    energy.
 
-    Independent random projections would double the residual's energy at every level, a thousandfold over ten.
+    Independent random projections would double the residual's energy at every level, a thousandfold
+    over ten.
     """
     width = quantizer.input_proj.weight.shape[0]
     nn.init.orthogonal_(quantizer.input_proj.weight)
@@ -70,7 +76,9 @@ def initialise_projections(quantizer: ResidualLFQ) -> None:
 
 @torch.no_grad()
 def initialise_codebooks(quantizer: ResidualLFQ, latent_BTD: Tensor) -> None:
-    """Fill every codebook with projections of real frames, level by level, so that no code starts dead."""
+    """Fill every codebook with projections of real frames, level by level, so that no code starts
+    dead.
+    """
     residual_MR = quantizer.input_proj(latent_BTD.float()).flatten(0, 1)
     for level in quantizer.levels:
         query_MQ = level.in_proj(residual_MR)
@@ -81,14 +89,15 @@ def initialise_codebooks(quantizer: ResidualLFQ, latent_BTD: Tensor) -> None:
 
 
 class Codebooks(nn.Module):
-    """Keeps every codebook row at the moving average of the queries it serves, and no row idle.
+    """Keeps every codebook row at the moving average of its queries, and replaces idle rows.
 
-    Gradients would be too slow: Adam moves a row by its learning rate at most, and only when it is used.
+    Gradients would be too slow: Adam moves a row by its learning rate at most, and only when it is
+    used.
     """
 
     #: [N, V]: how often each code is used, 1 is the mean.
     counts: Tensor
-    #: [N, V, Q]: the queries that each code served, in the same measure.
+    #: [N, V, Q]: sums of the queries of each code, in the same measure.
     sums: Tensor
 
     def __init__(self, quantizer: ResidualLFQ, decay: float) -> None:
@@ -119,7 +128,9 @@ class Codebooks(nn.Module):
 
     @torch.no_grad()
     def revive(self, targets: list[ResidualLFQ], queries_NMQ: Tensor, below: float) -> Tensor:
-        """Replace the rows used less than `below` times the mean, in every quantizer of `targets`; returns how many."""
+        """Replace the rows used less than `below` times the mean, in every quantizer of `targets`;
+        returns how many.
+        """
         idle_NV = self.counts < below
         for i, query_MQ in enumerate(queries_NMQ):
             picked = torch.randint(len(query_MQ), (idle_NV.shape[1],), device=query_MQ.device)

@@ -1,4 +1,6 @@
-"""What a training run is told: the codec's configuration and every number of its training, from one file."""
+"""The configuration of a training run: the codec's dimensions and all numbers of its training, from
+one file.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,25 @@ class LossWeights(StrictModel):
     stft: float
     wave: float
     commitment: float
-    #: Of telling the phonemes from the first level alone: makes the first code say what is said.
+    #: Weight of predicting phonemes from the first level alone, so that the first code carries the
+    #: words.
     phoneme: float
     adversarial: float
     features: float
 
 
 class StartConfig(StrictModel):
-    """The second stage, which starts from a checkpoint: what is different."""
+    """Differences of the second stage, which starts from a checkpoint."""
 
     batch: int
     total_minutes: float
     generator_lr: float
-    #: More than 1: the discriminators never join.
+    #: A value above 1 leaves the discriminators out.
     adversarial_from: float
 
 
 class FrozenConfig(StartConfig):
-    """The third stage, where the decoder alone learns: what is different."""
+    """Differences of the third stage, in which only the decoder learns."""
 
     level_dropout: float
 
@@ -46,11 +49,12 @@ class TrainConfig(StrictModel):
     adversarial_frames: int
     validation_seconds: float
     validation_segments: int
-    #: What the layer scales start from.
+    #: Initial value of the layer scales.
     layer_scale: float
     total_minutes: float
     warmup_steps: int
-    #: Shares of the total time: until `decay_from` the learning rate is full, then it falls in a line.
+    #: Shares of the total time: until `decay_from` the learning rate is full, then it falls
+    #: linearly.
     decay_from: float
     final_lr_share: float
     generator_lr: float
@@ -60,16 +64,18 @@ class TrainConfig(StrictModel):
     max_grad_norm: float
     ema_decay: float
     adversarial_from: float
-    #: So long the discriminators learn alone; so long again, the weight of what they say rises from 0.
+    #: Steps in which the discriminators learn alone; in as many more, the weight of their losses
+    #: rises from 0.
     adversarial_ramp_steps: int
     gain_db: tuple[float, float]
     #: Share of samples that use a random number of levels.
     level_dropout: float
     #: Levels that the phoneme head reads.
     phoneme_levels: int
-    #: Of the moving averages that codebook rows are.
+    #: Decay of the moving averages of codebook rows.
     codebook_decay: float
-    #: Every so many steps codes used less than `revive_below` times the mean are replaced, until a share of the time.
+    #: Interval, in steps, of replacing codes used less than `revive_below` times the mean, until a
+    #: share of the time.
     revive_every: int
     revive_below: float
     revive_until: float
@@ -98,7 +104,7 @@ class Recipe(StrictModel):
         batch: int | None = None,
         total_minutes: float | None = None,
     ) -> Recipe:
-        """The recipe of a run of that kind, with these numbers instead of its own."""
+        """The recipe of a run of that kind, with these numbers replaced."""
         changes: dict[str, Any] = {}
         if frozen_encoder:
             changes = self.train.frozen.model_dump()

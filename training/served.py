@@ -1,4 +1,4 @@
-"""A running server as the engine of a trial: the same requests over HTTP, heard as the server streams them."""
+"""A running server as the engine of a trial: the same requests over HTTP, as streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket import AudioArray, Speech, SpeechRequest
 from hocket.audio.io import FORMATS, encode_audio
 from hocket.checkpoint.voices import BuiltinVoice, Voices
 
-#: Requests at a time.
+#: Concurrent requests.
 _CONCURRENT = 8
 _TIMEOUT_SECONDS = 600.0
 _SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -24,7 +24,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 class ServedEngine:
     """Speaks by `POST /v1/audio/speech`, as server-sent events with raw samples."""
 
-    #: A server lets nobody at its codec's streams.
+    #: A server does not expose the streams of its codec.
     conversions = None
 
     def __init__(self, url: str, client: httpx.Client | None = None) -> None:
@@ -32,13 +32,13 @@ class ServedEngine:
 
     @property
     def voices(self) -> Voices:
-        """The model's own."""
+        """The voices of the model."""
         answer = self._client.get("/v1/audio/voices").raise_for_status()
         entries = [entry for entry in answer.json()["voices"] if entry.get("builtin")]
         return {entry["name"]: BuiltinVoice(entry["speaker_description"] or entry["name"]) for entry in entries}
 
     def generate_many(self, requests: Iterable[SpeechRequest]) -> list[Speech]:
-        """Some at a time; results in the order given."""
+        """Send a few requests at a time; results are in order."""
         with ThreadPoolExecutor(_CONCURRENT) as pool:
             return list(pool.map(self._speak, requests))
 

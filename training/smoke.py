@@ -1,4 +1,6 @@
-"""Does the captured codec step work on this machine, and what does it gain? Made-up sound, a minute."""
+"""A one-minute check, on synthetic sound, that the captured codec step works on this machine, and
+its gain.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ def made_up_bank(device: torch.device, seed: int) -> SpeechBank:
 
 
 def smoke(recipe: Recipe, device: torch.device, *, steps: int = 30) -> None:
-    """Prints milliseconds per step of both phases and of the decoder alone, kernel by kernel and captured.
+    """Print milliseconds per step of both phases and of the decoder alone, kernel by kernel and
+    captured.
 
-    Raises RuntimeError when a loss is not finite, or when captured steps do not learn as plain ones do.
+    Raises RuntimeError when a loss is not finite, or when captured steps do not learn as plain ones
+    do.
     """
     # Full learning rates and every part of the step at once, so that each must show an effect.
     sharp = {"warmup_steps": 1, "adversarial_ramp_steps": 1, "revive_every": 10}
@@ -58,7 +62,7 @@ def _trainer(
     if phase == "adversarial":
         trainer.seconds = 60 * recipe.train.total_minutes * (recipe.train.adversarial_from + 0.001)
     trainer.adversarial_steps = 2 * recipe.train.adversarial_ramp_steps
-    # A decoder learns something from a random encoder too.
+    # A decoder can learn from a random encoder, too.
     trainer.fresh = not frozen_encoder
     return trainer
 

@@ -1,8 +1,9 @@
-"""What the talker learns from: coded utterances, laid out by the product's own prompt builder.
+"""Training data of the talker: coded utterances, in prompts of the product's own builder.
 
-Three kinds of prompt, as requests have them (spec/moss 1.7). Without a reference the default voice speaks. With one,
-its speaker says something else. A continuation starts with frames whose words the text begins with. Reference and
-target come from one speaker at about one pace, so that the pace is cloned too.
+Three kinds of prompt, as requests have them (spec/moss 1.7). Without a reference the default voice
+speaks. With one, its speaker says another text. A continuation starts with frames of the first
+words of the text. Reference and target come from one speaker at about one speed, so that the speed
+is cloned, too.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ Rng = np.random.Generator
 class PromptConfig(StrictModel):
     #: The teacher's voice that speaks when there is no reference.
     default_voice: str
-    #: Of the utterances by other voices: shares by kind; the rest is left out.
+    #: Shares by kind of the utterances by other voices; the rest is left out.
     clone_share: float
     continuation_share: float
     #: Share of the default voice's utterances that are cloned or continued as others are.
     default_clone_share: float
     #: Share of prompts whose target is two utterances, one after the other: longer texts.
     two_utterances_share: float
-    #: Frames of a reference, least and most.
+    #: Minimum and maximum frames of a reference.
     reference_frames: tuple[int, int]
     #: Largest difference of speed between reference and target.
     speed_tolerance: float
@@ -60,14 +61,18 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A whole sequence: int64 `rows` [L, 1 + N]; the last `frames` of them are to be predicted, and then the stop."""
+    """A whole sequence: int64 `rows` [L, 1 + N]; the last `frames` of them are to be predicted, and
+    then the stop.
+    """
 
     rows: NDArray[np.int64]
     frames: int
 
 
 def read_codes(folder: Path, frames: int, codebooks: int) -> NDArray[np.uint16]:
-    """The codes [frames, codebooks] that `encode_data` wrote to `folder` in files of a million frames."""
+    """The codes [frames, codebooks] that `encode_data` wrote to `folder` in files of a million
+    frames.
+    """
     parts, left = [], frames
     for i in range(len(list(folder.glob("codes-*.npy")))):
         packed = np.load(folder / f"codes-{i}.npy")
@@ -127,7 +132,9 @@ class Examples:
         self._speeds = {voice: np.array([u.speed for u in members]) for voice, members in self._by_voice.items()}
 
     def stream(self, rng: Rng) -> Iterator[Example]:
-        """Endless passes over the utterances, each shuffled anew; what has no partner is passed over."""
+        """Yield endless passes over the utterances, each shuffled anew, without those that have no
+        partner.
+        """
         while True:
             for i in rng.permutation(len(self._utterances)):
                 example = self._example(self._utterances[i], rng)
@@ -176,7 +183,7 @@ class Examples:
         )
 
     def _spoken(self, target: Utterance, rng: Rng) -> tuple[str, NDArray[np.int64]]:
-        """What is to be said and its codes: the target, at times with another utterance after it."""
+        """The target text and its codes, sometimes with another utterance appended."""
         frames_FN = self._bank.frames_of(target)
         text = target.text
         if rng.random() < self._config.two_utterances_share:
@@ -198,7 +205,7 @@ class Examples:
         return None if partner.first == target.first else partner
 
     def _typed(self, text: str, rng: Rng) -> str:
-        """The text as some people would type it."""
+        """The text, sometimes without its last mark or its capitals."""
         if rng.random() < self._config.unpunctuated_share:
             text = text.rstrip(".!") or text
         return text.lower() if rng.random() < self._config.lower_case_share else text
@@ -229,7 +236,8 @@ class Batch:
 
     #: int16 [B, T, 1 + N].
     rows: NDArray[np.int16]
-    #: int32 [M]: places in B * T whose output is trained: the row before a frame, and the last frame's, which stops.
+    #: int32 [M]: places in B * T whose output is trained: the row before a frame, and the last
+    #: frame's, which stops.
     places: NDArray[np.int32]
     #: int16 [M, N]: the codes to predict; the pad code at a stop and in padding.
     targets: NDArray[np.int16]
@@ -245,13 +253,17 @@ class BatchShape:
 
 
 def batch_shapes(row_buckets: tuple[int, ...], rows_per_batch: int, frame_share: float) -> list[BatchShape]:
-    """A shape for each bucket, shortest first: about `rows_per_batch` rows, of which `frame_share` predict."""
+    """A shape for each bucket, shortest first: about `rows_per_batch` rows, of which `frame_share`
+    predict.
+    """
     counts = [(rows, max(1, rows_per_batch // rows)) for rows in row_buckets]
     return [BatchShape(rows, count, int(rows * count * frame_share)) for rows, count in counts]
 
 
 class Batches:
-    """Sorts a stream of examples into batches of few shapes; what is longer than the longest is left out."""
+    """Sorts a stream of examples into batches of few shapes, without examples that exceed the
+    longest.
+    """
 
     def __init__(self, shapes: list[BatchShape], pad_token_id: int, pad_code: int, codebooks: int) -> None:
         self._shapes, self._pad_token_id, self._pad_code, self._codebooks = shapes, pad_token_id, pad_code, codebooks

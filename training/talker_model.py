@@ -1,4 +1,4 @@
-"""The product's talker with fresh weights, and what it is trained to minimise."""
+"""The product's talker with fresh weights, and its losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def new_talker(config: MossLocalConfig) -> MossLocalTalker:
 
 
 def add_dropout(talker: MossLocalTalker, share: float) -> None:
-    """Drop `share` of what every residual branch adds, in training mode; the product's modules know no dropout."""
+    """Drop `share` of what every residual branch adds, in training mode; the product's modules know
+    no dropout.
+    """
 
     def drop(module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return F.dropout(output, share, module.training)
@@ -56,7 +58,9 @@ class TalkerLosses:
 
 
 def with_noise(rows_BTR: Tensor, config: MossLocalConfig, share: float) -> Tensor:
-    """Rows whose codes are replaced at random, `share` of them: what the model reads back is never perfect either."""
+    """Replace the codes of a random `share` of rows, since the model's own codes are imperfect,
+    too.
+    """
     codes_BTN = rows_BTR[..., 1:]
     random_BTN = torch.randint_like(codes_BTN, min(config.audio_codebook_sizes))
     hit_BTN = (torch.rand(codes_BTN.shape, device=codes_BTN.device) < share) & (codes_BTN != config.audio_pad_code)
@@ -66,7 +70,9 @@ def with_noise(rows_BTR: Tensor, config: MossLocalConfig, share: float) -> Tenso
 def talker_losses(
     talker: MossLocalTalker, rows_BTR: Tensor, places_M: Tensor, targets_MN: Tensor, stops_M: Tensor
 ) -> TalkerLosses:
-    """Teacher-forced losses of a `talker_data.Batch`; the frame's own codes reach the depth transformer unspoilt."""
+    """Teacher-forced losses of a `talker_data.Batch`; the frame's own codes reach the depth
+    transformer unspoilt.
+    """
     pad = talker.config.audio_pad_code
     targets_MN = targets_MN.long()
     hidden_BTD = talker.backbone(talker.embed(rows_BTR))

@@ -1,9 +1,10 @@
 """Kokoro-82M in PyTorch as a fast teacher: many utterances at once, without padding.
 
-The model code is the `kokoro` package's own (Apache-2.0). It normalises over time (instance norm, bidirectional LSTMs),
-so padding would leak into the speech. Instead utterances are grouped twice: by their number of phonemes for the text
-side, and by their number of 25 ms frames for the waveform side. Trailing silence is lengthened by at most three frames
-so that groups are large. Batched speech equals single speech, apart from the source noise that the model draws.
+The model code is the `kokoro` package's own (Apache-2.0). It normalises over time (instance norm,
+bidirectional LSTMs), so padding would leak into the speech. Instead utterances are grouped twice:
+by their number of phonemes for the text side, and by their number of 25 ms frames for the waveform
+side. Trailing silence is lengthened by at most three frames so that groups are large. Batched
+speech equals single speech, apart from the source noise that the model draws.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _FRAME_MULTIPLE = 4
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One utterance to be spoken."""
+    """One utterance to speak."""
 
     #: Phonemes in the teacher's alphabet (espeak's IPA with stress marks).
     phonemes: str
@@ -76,7 +77,7 @@ class _Planned:
 
 
 def _kokoro_model_class() -> Any:
-    """The package's KModel, without running its `__init__`, which wants a text front that is not needed here."""
+    """The package's KModel, without its `__init__`, which requires a text front."""
     if "kokoro" not in sys.modules:
         spec = importlib.util.find_spec("kokoro")
         if spec is None or spec.submodule_search_locations is None:
@@ -101,8 +102,8 @@ def _build(config: dict[str, Any]) -> nn.Module:
 def read_pack(path: Path) -> dict[str, Tensor]:
     """The teacher's float32 weights from an .npz.xz pack.
 
-    A tensor `k` is stored as `k|f` (fp16), as `k|q` codes with `k|c` tables (`k|m` 0: one table, 1: one per row) and
-    shape `k|s`, or as `k|i` int8 rows with `k|r` float32 row scales.
+    A tensor `k` is stored as `k|f` (fp16), as `k|q` codes with `k|c` tables (`k|m` 0: one table, 1:
+    one per row) and shape `k|s`, or as `k|i` int8 rows with `k|r` float32 row scales.
     """
     with lzma.open(path) as file:
         arrays = np.load(io.BytesIO(file.read()))
@@ -125,7 +126,9 @@ def read_pack(path: Path) -> dict[str, Tensor]:
 
 
 def shrink_pack(source: Path, target: Path) -> None:
-    """Rewrite a pack with its large fp16 matrices as int8 rows, as most of the others are already: 57 MiB become 50."""
+    """Rewrite a pack with its large fp16 matrices as int8 rows, as most of the others are already:
+    57 MiB become 50.
+    """
     with lzma.open(source) as file:
         arrays = np.load(io.BytesIO(file.read()))
     out: dict[str, NDArray[Any]] = {}
@@ -140,13 +143,15 @@ def shrink_pack(source: Path, target: Path) -> None:
             out[name] = value
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **out)
-    # Weights look like noise: no byte predicts the next, so literals need no context.
+    # Weights look like noise: no byte predicts the next one, so literals need no context.
     coder = {"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 0, "pb": 0}
     target.write_bytes(lzma.compress(buffer.getvalue(), filters=[coder]))
 
 
 def thin_voices(source: Path, target: Path) -> None:
-    """Keep every fourth row of the voices: a row is the style for one text length, and neighbours are alike."""
+    """Keep every fourth row of the voices: a row is the style for one text length, and neighbours
+    are alike.
+    """
     voices = np.load(source)
     thin = {name: voices[name][::VOICE_STRIDE].astype(np.float16) for name in voices.files}
     np.savez_compressed(target, allow_pickle=False, **thin)
@@ -159,7 +164,7 @@ def read_voices(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def style_row(voice_RD: NDArray[np.float32], phonemes: int) -> NDArray[np.float32]:
-    """float32 [256]: how the voice speaks a text of so many phonemes."""
+    """float32 [256]: the voice's style for a text of so many phonemes."""
     return voice_RD[min(round(phonemes / VOICE_STRIDE), len(voice_RD) - 1)]
 
 
@@ -169,12 +174,15 @@ def _groups(items: list[T], size: int) -> Iterator[list[T]]:
 
 
 class Teacher:
-    """Speaks lines on one device. Not for gradients; random only in the source noise of its vocoder."""
+    """Speaks lines on one device. Not for gradients; random only in the source noise of its
+    vocoder.
+    """
 
     def __init__(self, pack: Path, config: Path, device: torch.device) -> None:
         settings = json.loads(config.read_text(encoding="utf-8"))
         model = _build(settings)
-        # Identity affines of instance norms and an unused pooler are not in the pack; a leftover key would be an error.
+        # Identity affines of instance norms and an unused pooler are not in the pack; a leftover
+        # key would be an error.
         unexpected = model.load_state_dict(read_pack(pack), strict=False).unexpected_keys
         if unexpected:
             raise ValueError(
@@ -201,7 +209,7 @@ class Teacher:
 
     @torch.inference_mode()
     def seconds(self, lines: list[Line], *, batch_frames: int) -> list[float]:
-        """How long `speak` would take for each line, without speaking."""
+        """The duration of each line, without speaking it."""
         frames = {index: int(plan.durations.sum()) for index, plan in self._plans(lines, batch_frames)}
         return [frames[index] * FRAME_SAMPLES / SAMPLE_RATE for index in range(len(lines))]
 

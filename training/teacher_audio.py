@@ -1,12 +1,12 @@
-"""Recordings of the teacher, to be judged beside the trained voice.
+"""Recordings of the teacher, judged beside the trained voice.
 
     FOLDER/VOICE/ID.wav              a text of the tests (`Recordings.path`)
-    FOLDER/VOICE/judged-JUDGE.json   what the panel heard in them, by ID
+    FOLDER/VOICE/judged-JUDGE.json   judgements of the panel, by ID
     FOLDER/VOICE/target.json         unit vector of the speaker
-    FOLDER/VOICE/reference.wav       what the voice can be cloned from; its words are in reference.txt
+    FOLDER/VOICE/reference.wav       recording for cloning the voice; its words are in reference.txt
 
-`training/recordings` has no more than `make voice-check` needs: judgements, vectors, and short references of voices
-that training never heard.
+`training/recordings` has only the inputs of `make voice-check`: judgements, vectors, and short
+references of voices that are not in the training data.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from training.panel import Figures, Judgement, Panel, centroid
 from training.teacher import SAMPLE_RATE, Line, Teacher, style_row
 
 KEPT = Path(__file__).parent / "recordings"
-#: Words to clone a voice from: six to eight seconds, and no sentence of a test.
+#: Words of a reference: six to eight seconds, and no sentence of a test.
 REFERENCE_TEXTS = (
     "The market opens early on Saturday, and by noon most of the fresh bread and the good cheese are gone.",
     "When the rain finally stopped, we walked along the river and talked about everything except the journey.",
     "My brother keeps three old radios in the kitchen, and every morning he tunes each of them to another station.",
     "You will find the blue envelope under the lamp, next to a photograph of the house where I was born.",
 )
-#: Recordings that say what a speaker sounds like.
+#: Number of recordings for the vector of a speaker.
 _TARGET_RECORDINGS = 10
 _NOBODY = np.empty(0, np.float32)
 
@@ -56,13 +56,13 @@ def lines_of(voice: str, style_RD: NDArray[np.float32], texts: list[str]) -> lis
 
 
 class Recordings:
-    """A folder as described above; whatever can be made from what is there is made once and kept."""
+    """A folder as described above; derived files are made once and kept."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, voice: str, text: str) -> Path:
-        """Where a text's recording lies, whether or not it exists."""
+        """The path of a text's recording, whether or not it exists."""
         return self.folder / voice / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.wav"
 
     def find(self, name: str) -> str | None:
@@ -84,7 +84,7 @@ class Recordings:
         return len(missing)
 
     def write_reference(self, voice: str, text: str) -> None:
-        """Make the recording of `text` the one that the voice is cloned from."""
+        """Make the recording of `text` the reference of the voice."""
         (self.folder / voice / "reference.wav").write_bytes(self.path(voice, text).read_bytes())
         (self.folder / voice / "reference.txt").write_text(f"{text}\n", encoding="utf-8")
 
@@ -92,10 +92,10 @@ class Recordings:
         path = self.folder / voice / "reference.wav"
         return read_wav(path) if path.exists() else None
 
-    # ---- heard by the panel
+    # ---- judged by the panel
 
     def judged(self, panel: Panel, voice: str, checks: Sequence[Check]) -> Figures | None:
-        """Of the recordings of all `checks`; None if one is missing."""
+        """Judgement of the recordings of all `checks`; None if one is missing."""
         path = self.folder / voice / f"judged-{panel.recogniser.name}.json"
         known: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         wavs = {self.path(voice, check.text): check.text for check in checks}
@@ -109,7 +109,7 @@ class Recordings:
         return Figures.of([Judgement(**known[wav.stem], embedding=_NOBODY) for wav in wavs])
 
     def target(self, panel: Panel, voice: str) -> Wave | None:
-        """Unit vector of what the voice sounds like; None without recordings."""
+        """Unit vector of the voice; None without recordings."""
         path = self.folder / voice / "target.json"
         if not path.exists():
             wavs = sorted((self.folder / voice).glob("*.wav"))[:_TARGET_RECORDINGS]
@@ -120,7 +120,9 @@ class Recordings:
         return np.array(json.loads(path.read_text(encoding="utf-8")), np.float32)
 
     def keep(self, target: Path, references: Sequence[str], seconds: float) -> None:
-        """Copy to `target` what `make voice-check` needs: all judgements, and the beginning of some references."""
+        """Copy the inputs of `make voice-check` to `target`: all judgements, and the beginning of
+        some references.
+        """
         for folder in sorted(path for path in self.folder.iterdir() if path.is_dir()):
             files = {path.name: path.read_bytes() for path in folder.glob("*.json")}
             reference_S = self.reference(folder.name) if folder.name in references else None

@@ -1,7 +1,9 @@
-"""Texts for the teacher to speak, by kind: public-domain sentences, generated lines, drills, short and long utterances.
+"""Texts for the teacher to speak, by kind: public-domain sentences, generated lines, drills, short
+and long utterances.
 
-The corpora beside this file are in the public domain: State of the Union addresses since 1945 and Moby-Dick (CC0), and
-Jane Austen's novels. The Harvard sentences are for testing only: `training_texts` drops every line that holds one.
+The corpora beside this file are in the public domain: State of the Union addresses since 1945 and
+Moby-Dick (CC0), and Jane Austen's novels. The Harvard sentences are for testing only:
+`training_texts` drops every line that holds one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from training.phrases import fragments, generated, sentences
 TEXT_DIR = Path(__file__).parent / "text"
 CORPORA = ("corpus_sotu_cc0.txt", "corpus_mobydick_cc0.txt", "corpus_austen_pd.txt")
 HARVARD = TEXT_DIR / "harvard_580.txt"
-#: The most words of a line: with more, the teacher's speech passes 18 s.
+#: Maximum words of a line: with more, the teacher's speech exceeds 18 s.
 MAX_WORDS = 40
 
 
@@ -29,13 +31,13 @@ class Line(NamedTuple):
 
 
 class TextConfig(StrictModel):
-    """How many lines of each kind, and how much of the speech they get."""
+    """Number of lines of each kind, and its share of the speech."""
 
     generated_lines: int
-    #: How many of the most frequent words are drilled, and how often.
+    #: Number of the most frequent words that are drilled, and repetitions of each.
     drill_words: int
     drill_repeats: int
-    #: How many of the most frequent words stand alone.
+    #: Number of the most frequent words that stand alone.
     single_words: int
     fragments: int
     joined_lines: int
@@ -60,7 +62,9 @@ def _spans(corpus: list[str], count: int, rng: random.Random) -> list[str]:
 
 
 def _joined(corpora: list[list[str]], count: int, seed: int) -> list[str]:
-    """Neighbours of a corpus, or two or three generated sentences, as one text of at most `MAX_WORDS` words."""
+    """Neighbours of a corpus, or two or three generated sentences, as one text of at most
+    `MAX_WORDS` words.
+    """
     rng = random.Random(seed)
     made = sentences(2 * count, seed + 1)
     lines: list[str] = []

@@ -2,8 +2,9 @@
 
     python -m training.tokenizer --out TOKENIZER
 
-A model of this size learns English spelling from single letters best, because every word shares them; the template is
-the same in every request, so each of its lines becomes one token and costs one row.
+A model of this size learns English spelling from single letters best, because every word shares
+them; the template is the same in every request, so each of its lines becomes one token and costs
+one row.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-#: Their ids follow the vocabulary's.
+#: Special tokens; their ids follow those of the vocabulary.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -29,7 +30,7 @@ SPECIAL_TOKENS = (
     "<|user_slot|>",
     "<|gen_slot|>",
 )
-#: What the prompt of a MOSS-TTS-Local model is made of besides the user's words (spec/moss 1.7).
+#: The prompt of a MOSS-TTS-Local model without the user's words (spec/moss 1.7).
 FIELDS = ("Instruction", "Tokens", "Quality", "Sound Event", "Ambient Sound", "Language", "Text")
 TEMPLATE = (
     "user\n",
@@ -42,7 +43,8 @@ TEMPLATE = (
     *(f"- {name}:\nNone\n" for name in FIELDS[:-1]),
     "- Language:\nEnglish\n",
 )
-#: A whole line of the template with its usual value is one piece; every other character is one of its own.
+#: A whole line of the template with its usual value is one piece; every other character is a piece
+#: of its own.
 _PIECES = (
     r"<user_inst>\n- Reference\(s\):\n|\n</user_inst>|user\n|assistant\n"
     r"|- (?:Instruction|Tokens|Quality|Sound Event|Ambient Sound|Language|Text):\n(?:None\n|English\n)?"
@@ -81,7 +83,9 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def write_tokenizer(out: Path) -> dict[str, Any]:
-    """Write `out`/tokenizer.json; returns `vocab_size` and the special ids, as `config.json` has them."""
+    """Write `out`/tokenizer.json; returns `vocab_size` and the special ids, as `config.json` has
+    them.
+    """
     tokenizer = train_tokenizer()
     out.mkdir(parents=True, exist_ok=True)
     definition = json.loads(tokenizer.to_str())

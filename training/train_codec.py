@@ -3,12 +3,12 @@
     python -m training.train_codec --data DATA [DATA ...] --work WORK --out OUT --minutes 9.5
     python -m training.train_codec ... --start CHECKPOINT                     # better than an exported codec
     python -m training.train_codec ... --start CHECKPOINT --frozen-encoder    # its decoder alone, codes stay valid
-    python -m training.train_codec --smoke                                    # a minute on a new GPU: does it work?
+    python -m training.train_codec --smoke                                    # a check of one minute on a new GPU
 
-Time is the budget: learning rates, the start of the adversarial part and the end of codebook care follow the share of
-`total_minutes` that has passed over all runs together. A run resumes from WORK (everything) or, on a new machine, from
-OUT of an earlier run (EMA weights and discriminators), with the same options. Both are written every
-`checkpoint_seconds` and at the end.
+Time is the budget: learning rates, the start of the adversarial part and the end of codebook care
+follow the share of `total_minutes` that has passed over all runs together. A run resumes from WORK
+(everything) or, on a new machine, from OUT of an earlier run (EMA weights and discriminators), with
+the same options. Both are written every `checkpoint_seconds` and at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def train(trainer: CodecTrainer, *, minutes: float, work: Path, out: Path) -> None:
-    """Steps until `minutes` or the total time have passed."""
+    """Train until `minutes` or the total time have passed."""
     config, start, before = trainer.config, time.monotonic(), trainer.seconds
     saved = start
     work.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,9 @@ def _rounded(values: list[float]) -> list[int]:
 
 
 def _go_back(trainer: CodecTrainer, work: Path) -> None:
-    """To the last good state: other data and noise follow, and the time is not lost."""
+    """Return to the last good state; the next data and noise differ, and the spent time still
+    counts.
+    """
     file = work / CHECKPOINT
     if not file.exists():
         raise RuntimeError("a loss was not finite before the first checkpoint; lower the learning rates")
@@ -91,7 +93,9 @@ def _go_back(trainer: CodecTrainer, work: Path) -> None:
 
 
 def save(trainer: CodecTrainer, work: Path, out: Path, heard: Tensor) -> None:
-    """The whole state to WORK; to OUT, in files of at most 15 MiB, what a new machine needs to go on or to export."""
+    """Write the whole state to WORK, and the inputs of resuming and of exporting, in files of at
+    most 15 MiB, to OUT.
+    """
     torch.save(trainer.state(), work / f"{CHECKPOINT}.tmp")
     (work / f"{CHECKPOINT}.tmp").replace(work / CHECKPOINT)
     trainer.save_parts(out)

@@ -2,10 +2,11 @@
 
     python -m training.train_talker --codes CODES [CODES ...] --work WORK --out OUT --minutes 9.5
 
-Time is the budget: the learning rate follows the share of `total_minutes` that has passed over all runs together. WORK
-holds everything that a run needs to go on; OUT an official checkpoint of the averaged weights in files of at most 15
-MiB. A run on another machine can begin with those (`--start OUT/talker`): a new one, its time and steps counted from 0.
-Both are written every `checkpoint_seconds` and at the end.
+Time is the budget: the learning rate follows the share of `total_minutes` that has passed over all
+runs together. WORK holds everything that a run needs to go on; OUT an official checkpoint of the
+averaged weights in files of at most 15 MiB. A run on another machine can begin with those (`--start
+OUT/talker`): a new one, its time and steps counted from 0. Both are written every
+`checkpoint_seconds` and at the end.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ class TrainConfig(StrictModel):
     #: Rows of a batch, padding included, and the lengths that sequences are padded to.
     rows_per_batch: int
     row_buckets: tuple[int, ...]
-    #: Most predicting rows of a batch, as a share of its rows.
+    #: Maximum share of predicting rows in a batch.
     frame_share: float
-    #: Texts that are kept for validation, with all who speak them.
+    #: Number of texts that are kept for validation, with all their voices.
     held_out_lines: int
     total_minutes: float
     warmup_steps: int
-    #: Shares of the total time: until `decay_from` the learning rate is full, then it falls in a line.
+    #: Shares of the total time: until `decay_from` the learning rate is full, then it falls
+    #: linearly.
     decay_from: float
     final_lr_share: float
     lr: float
@@ -63,7 +65,7 @@ class TrainConfig(StrictModel):
     dropout: float
     #: Share of the codes read back that are replaced by random ones.
     code_noise: float
-    #: Weight of the first codebook, which says the words; the others have 1.
+    #: Weight of the first codebook, which carries the words; the others have 1.
     first_code_weight: float
     stop_weight: float
     log_every: int
@@ -71,7 +73,7 @@ class TrainConfig(StrictModel):
 
 
 class TalkerRecipe(StrictModel):
-    #: The talker's `config.json` without what the tokenizer decides.
+    #: The talker's `config.json` without the tokenizer's part.
     model: dict[str, Any]
     prompts: PromptConfig
     train: TrainConfig
@@ -135,7 +137,7 @@ class TalkerTrainer:
             group["lr"] = self._lr
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
-        """One update; the returned losses are overwritten by the next step of the same shape."""
+        """Make one update; the next step of the same shape overwrites the returned losses."""
         config = self.config
         share = lr_share(
             self.steps,
@@ -160,7 +162,7 @@ class TalkerTrainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False)
 
     def _update(self, rows_BTR: Tensor, places_M: Tensor, targets_MN: Tensor, stops_M: Tensor) -> dict[str, Tensor]:
-        """What a graph replays: losses, gradients, weights, average."""
+        """The captured program: losses, gradients, weights, average."""
         self.optimizer.zero_grad(set_to_none=True)
         noisy_BTR = with_noise(rows_BTR.long(), self.shape, self.config.code_noise)
         with self._autocast():
@@ -222,18 +224,18 @@ class TalkerData:
         self._held_out = Examples(self.bank, self.bank.held_out, prompt, recipe.prompts)
 
     def stream(self, seed: int, workers: int) -> Iterator[Batch]:
-        """Endless; `workers` processes lay the batches out."""
+        """Yield batches endlessly, made by `workers` processes."""
         source = _Stream(self._training, self._batches, seed)
         return iter(DataLoader(source, batch_size=None, num_workers=workers, collate_fn=_as_it_is))
 
     def validation(self) -> list[Batch]:
-        """The same batches at every call."""
+        """The validation batches, the same at every call."""
         stream = self._held_out.stream(np.random.default_rng(self._train.seed))
         return list(itertools.islice(self._batches.stream(stream), _VALIDATION_BATCHES))
 
 
 def train(trainer: TalkerTrainer, data: TalkerData, *, minutes: float, work: Path, out: Path, workers: int) -> None:
-    """Steps until `minutes` or the total time have passed."""
+    """Train until `minutes` or the total time have passed."""
     config, start, before = trainer.config, time.monotonic(), trainer.seconds
     saved = start
     work.mkdir(parents=True, exist_ok=True)
@@ -265,7 +267,9 @@ def train(trainer: TalkerTrainer, data: TalkerData, *, minutes: float, work: Pat
 
 
 def save(trainer: TalkerTrainer, work: Path, out: Path) -> None:
-    """The whole state to WORK; the averaged weights as a checkpoint, and the log, to OUT."""
+    """Write the whole state to WORK, and the averaged weights as a checkpoint, with the log, to
+    OUT.
+    """
     torch.save(trainer.state(), work / f"{CHECKPOINT}.tmp")
     (work / f"{CHECKPOINT}.tmp").replace(work / CHECKPOINT)
     weights = dict(trainer.ema.state_dict())

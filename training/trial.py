@@ -1,6 +1,7 @@
-"""A voice on trial: the product speaks the texts of the tests, the panel judges, the teacher stands beside.
+"""A trial of a voice: the product speaks the test texts, and the panel judges it beside the
+teacher.
 
-All speech comes from `hocket.Engine` (or a server that has one), many requests at once with fixed seeds.
+All speech comes from `hocket.Engine` (or from a server), many requests at once with fixed seeds.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from training.served import ServedEngine
 from training.teacher import SAMPLE_RATE
 from training.teacher_audio import Recordings, read_wav
 
-#: Of the cloning test (the first seconds of a longer recording).
+#: Length of a reference in the cloning test (the first seconds of a longer recording).
 REFERENCE_SECONDS = 5.0
 _BATCH, _STREAMS = 8, 10
 
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Who is tried: a built-in voice, or a recording to be cloned."""
+    """The voice on trial: a built-in one, or a recording to clone."""
 
     name: str
     kind: str
-    #: What a request says of it.
+    #: Fields of its requests.
     request: dict[str, Any]
-    #: The teacher's voice that it should sound like.
+    #: The teacher's voice that is its target.
     teacher: str | None = None
-    #: Unit vector of what it should sound like.
+    #: Unit vector of its target.
     target: Wave | None = None
 
 
@@ -50,22 +51,23 @@ class Result:
     name: str
     kind: str
     figures: Figures
-    #: Ended by the model, of so many.
+    #: Number of utterances that the model ended itself, and of all.
     stops: int
     utterances: int
     #: Longest utterance / the teacher's; None where the teacher's is not known.
     longest: float | None
-    #: Mean cosine between utterance and target; share of utterances that are closer to it than to all other targets.
+    #: Mean cosine between utterance and target; share of utterances that are closer to it than to
+    #: all other targets.
     likeness: float | None
     picked: float | None
     #: The teacher's own recordings of the same texts.
     teacher: Figures | None
-    #: Per utterance, for whoever wants to know what went wrong.
+    #: Judgements by utterance, for diagnosis.
     rows: list[dict[str, Any]] = field(repr=False)
 
 
 class Trial:
-    """One engine, one panel, and perhaps a folder of the teacher's recordings."""
+    """One engine, one panel, and optionally a folder of the teacher's recordings."""
 
     def __init__(
         self,
@@ -95,13 +97,13 @@ class Trial:
         return self.engine
 
     def decode(self, codes_FN: NDArray[np.int64]) -> Wave:
-        """float32 [S]: how the codec lets codes sound."""
+        """float32 [S]: codes, decoded by the codec."""
         conversions = self._conversions()
         conversions.decode("codes", codes_FN)
         return np.concatenate([chunk.samples.mean(axis=0) for chunk in _all_chunks(conversions)])
 
     def recode(self, wave_S: Wave) -> Wave:
-        """float32 [S]: what the codec leaves of mono audio at its own rate."""
+        """float32 [S]: mono audio at the codec's rate, coded and decoded."""
         conversions = self._conversions()
         conversions.encode("audio", np.tile(wave_S, (self.local.channels, 1)), None)
         return self.decode(np.concatenate([chunk.codes for chunk in _all_chunks(conversions) if chunk.end is None]))
@@ -112,7 +114,7 @@ class Trial:
             raise SystemExit("the model has no codec; give --codec")
         return conversions
 
-    # ---- who speaks
+    # ---- voices
 
     def builtin(self) -> list[Speaker]:
         """The voices of the checkpoint."""
@@ -130,7 +132,7 @@ class Trial:
         return speakers
 
     def clone(self, name: str, wave_S: Wave, sample_rate: int, text: str | None, teacher: str | None) -> Speaker:
-        """A speaker whose voice comes from a recording; with its words, it is continued."""
+        """A speaker whose voice comes from a recording; given its words, requests continue it."""
         audio = AudioArray(wave_S[None], sample_rate)
         return Speaker(
             name,
@@ -141,7 +143,9 @@ class Trial:
         )
 
     def held_out(self, voices: Sequence[str]) -> list[Speaker]:
-        """Clones of the teacher's voices that training never heard, from the first seconds of their references."""
+        """Clones of the teacher's voices that are not in the training data, from the first seconds
+        of their references.
+        """
         speakers = []
         for voice in voices:
             reference_S = None if self.recordings is None else self.recordings.reference(voice)
@@ -153,7 +157,7 @@ class Trial:
     # ---- judging
 
     def judge(self, speaker: Speaker, checks: Sequence[Check], others: Sequence[Speaker]) -> Result:
-        """Speak and judge the checks; `others` are those it must not be taken for."""
+        """Speak and judge the checks; `others` are the voices that it must differ from."""
         speeches, judged = self._heard(speaker, checks)
         targets = [other.target for other in others if other.target is not None and other.name != speaker.name]
         likeness = picked = None
@@ -182,7 +186,7 @@ class Trial:
         return speeches, [self.panel.judge(c.text, s.samples.mean(axis=0), s.sample_rate) for c, s in pairs]
 
     def teacher_figures(self, teacher: str | None, checks: Sequence[Check]) -> Figures | None:
-        """Of the teacher's own recordings of the checks, where they are known."""
+        """Judgement of the teacher's own recordings of the checks, where known."""
         if teacher is None or self.recordings is None:
             return None
         return self.recordings.judged(self.panel, teacher, checks)
@@ -214,7 +218,7 @@ class Trial:
     # ---- without the whole panel
 
     def lengths(self, speaker: Speaker) -> dict[str, Any]:
-        """Whether texts of 1 to 40 words end by themselves, and how long they get."""
+        """Check that texts of 1 to 40 words end by themselves, and measure their lengths."""
         checks = read_checks("length")
         speeches = self.speak(speaker, [check.text for check in checks])
         rows = [
@@ -225,7 +229,7 @@ class Trial:
         return {"stops": stops, "texts": len(checks), "longest": longest(checks, speeches), "rows": rows}
 
     def words(self, speaker: Speaker) -> dict[str, Any]:
-        """Whether single words are recognised, and how long they get."""
+        """Check that single words are recognised, and measure their lengths."""
         checks = read_checks("word")
         _, judged = self._heard(speaker, checks)
         return {
@@ -236,10 +240,10 @@ class Trial:
         }
 
     def speed(self, speaker: Speaker) -> dict[str, Any]:
-        """Real-time factors and time to first audio, on whatever the engine runs on."""
+        """Real-time factors and time to first audio, on the engine's device."""
         texts = [check.text for check in read_checks("sentence", _STREAMS)]
         ends = []
-        # The first is there to warm up.
+        # The first one warms up.
         for i, text in enumerate([texts[0], *texts]):
             request = SpeechRequest(text=text, seed=self._seed + i, sampling=self._sampling, **speaker.request)
             ends += [chunk.end for chunk in self.local.stream(request) if chunk.end is not None]

@@ -1,4 +1,5 @@
-"""How well a voice speaks: the product says texts that training never saw, and judges listen.
+"""Quality of a voice: the product speaks texts that are not in the training data, and judges
+listen.
 
     python -m training.voice_check                         # everything, with the built-in model
     python -m training.voice_check --sentences 10 --max-wer 0.2 --max-rtf 0.5
@@ -6,8 +7,9 @@
     python -m training.voice_check --server http://127.0.0.1:8000 --voices
     python -m training.voice_check --reference me.wav --texts mine.txt
 
-Prints a table of the voices and one of the figures with their bounds; exits with 1 where a bound does not hold. The
-teacher's own speech was judged beforehand (`training/recordings`); voices that training never heard are cloned.
+Prints a table of the voices and one of the figures with their bounds; exits with 1 where a bound
+does not hold. The teacher's own speech was judged beforehand (`training/recordings`); voices
+outside the training data are cloned.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ BOUNDS = {
     "megabytes": Bound("checkpoint on disk, MB", 60),
 }
 _WIDTH = 110
-#: Said by every clone of a voice that training never heard.
+#: Texts for every clone of a voice outside the training data.
 _CLONE_SENTENCES = 30
 _PARTS = ("voices", "single-words", "stops", "speed", "codec-only")
 
@@ -116,7 +118,7 @@ def chosen_parts(args: argparse.Namespace) -> set[str]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that was asked for, as one report."""
+    """Measure all requested parts, in one report."""
     torch.set_num_threads(args.threads)
     engine: Engine | ServedEngine
     if args.server is None:
@@ -133,7 +135,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     parts = chosen_parts(args)
     report: dict[str, Any] = {"settings": _settings(args), "machine": _machine()}
     default = Speaker(DEFAULT_VOICE, "default", {})
-    # Speed first, before the judges have warmed the machine up.
+    # Speed comes first, before the judges warm the machine up.
     if "speed" in parts:
         report["speed"] = trial.speed(default)
     if "single-words" in parts:
@@ -172,7 +174,7 @@ def _voices(trial: Trial, args: argparse.Namespace, checks: list[Check]) -> list
 
 
 def figures(results: list[Result], report: dict[str, Any]) -> dict[str, float]:
-    """What bounds are about, by their keys; only what was measured."""
+    """The measured figures that bounds refer to, by their keys."""
     found: dict[str, float] = {}
     by_kind = {kind: [r for r in results if r.kind == kind] for kind in ("default", "built-in", "clone")}
     for result in by_kind["default"]:
@@ -197,7 +199,7 @@ def figures(results: list[Result], report: dict[str, Any]) -> dict[str, float]:
 
 
 def broken(measured: dict[str, float], args: argparse.Namespace) -> list[str]:
-    """What is wrong with the figures; a bound that was asked for and could not be measured is wrong, too."""
+    """Violated bounds, and requested bounds whose figure was not measured."""
     wrong = []
     for key, bound in BOUNDS.items():
         limit = limit_of(key, args)
@@ -212,7 +214,7 @@ def broken(measured: dict[str, float], args: argparse.Namespace) -> list[str]:
 
 
 def is_whole(args: argparse.Namespace) -> bool:
-    """Whether everything is tried, so that every bound can be measured."""
+    """Whether all parts run, so that every bound can be measured."""
     narrowed = (args.server, args.voice, args.reference, args.texts)
     return chosen_parts(args) == set(_PARTS) - {"codec-only"} and all(wish is None for wish in narrowed)
 
@@ -232,7 +234,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _size(args: argparse.Namespace) -> dict[str, float]:
-    """Of the checkpoint folder, its codec and voices included."""
+    """Size of the checkpoint folder, with its codec and voices."""
     folder = builtin_model() if args.model is None else Path(args.model)
     if args.server is not None or not folder.is_dir():
         return {}
@@ -285,7 +287,7 @@ def print_figures(report: dict[str, Any], args: argparse.Namespace, console: Con
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     report = run(args)
-    # Into a file, no wider than a page and no narrower than the table.
+    # A file is at most as wide as a page, and at least as wide as the table.
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
     if report["voices"]:
         print_voices(report, console)
