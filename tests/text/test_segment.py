@@ -148,6 +148,7 @@ def test_sentences_of_all_scripts(text: str, sentences: list[str]) -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example(text=" \u0301", max_characters=1, cuts=[1])
 @given(text=ANY_TEXT, max_characters=st.integers(1, 60), cuts=st.lists(st.integers(0, 200), max_size=10))
 def test_how_a_text_is_pushed_does_not_matter(text: str, max_characters: int, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]

@@ -109,7 +109,8 @@ class SentenceBuffer:
         while (end := self._complete_end(cuts, start)) is not None:
             sentences.append(text[start:end])
             start = _skip_space(text, end)
-        self._pending = text[start:]
+        # A mark may still join the last white space.
+        self._pending = text[start:] or text[-1:]
         return sentences
 
     def flush(self) -> str | None:
