@@ -1,4 +1,4 @@
-"""The commands: reports on disk, exit codes, and nothing secret anywhere."""
+"""The commands: reports on disk, exit codes, and no secret in any of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def write_references(*names: str) -> None:
-    """Two texts spoken like recordings of these names, by turns."""
+    """Two texts with recordings of these names, in turn."""
     for name in names:
         Path(f"{name}.wav").write_bytes(wav(speak(name)))
     lines = [{"text": f"text number {i}", "reference": f"{names[i % len(names)]}.wav"} for i in range(2)]
@@ -196,7 +196,7 @@ def test_words_are_counted_by_a_recogniser_behind_an_address(url: str) -> None:
     assert report["wishes"]["recogniser"] == f"whisper-1 at {url}"
     figures = report["stages"][0]["figures"]
     assert figures["fault_wrong_words"][0] == 4
-    assert 0.1 < figures["cer"][0] < 1.0  # the strangers' words are in it
+    assert 0.1 < figures["cer"][0] < 1.0  # the other texts' words are in it
     assert "worst words, request" in done.out
     assert sum("audio_file" in request for request in report["stages"][0]["requests"]) == 4
 
@@ -218,7 +218,7 @@ def test_comparing(url: str) -> None:
     worse = run("bench", "compare", "a.json", "c.json", "--fail-if", "ttfa_p50_ms > 1.1")
     assert worse.code == 1
     assert "FAILED: 3 clients: ttfa_p50_ms > 1.1, it is" in worse.err
-    # A ratio that is noise fails nothing.
+    # Noise never fails a run.
     assert run("bench", "compare", "a.json", "a.json", "--fail-if", "ttfa_p50_ms > 0.5").code == 0
 
 

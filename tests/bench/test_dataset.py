@@ -1,4 +1,4 @@
-"""What is asked for, and in whose words."""
+"""Datasets and dialects: the texts of a run, and the requests that each server gets."""
 
 from __future__ import annotations
 

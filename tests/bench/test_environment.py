@@ -1,4 +1,4 @@
-"""What a report says about where it was measured."""
+"""Facts in a report about the machine and the command of a measurement."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every fault that a server can have is caught and named, and nothing else is: against a server
-that has them all.
-"""
+"""A server with every fault: each is caught and named, and no other."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from hocket.bench.serve import bench_serve
 from hocket.errors import HocketError
 from tests.support.faulty_server import FAULTS, FaultyServer, faulty_server
 
-# Wide enough for a machine with other things to do.
+# Wide enough for a busy machine.
 LIMITS = Limits(stall_seconds=2.0, max_silence_seconds=1.0)
 
 
@@ -33,7 +31,7 @@ def run(
     words: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """The requests of the report, one for each of `voices`, in their order."""
+    """The report's requests, one for each of `voices`, in order."""
     items = choose(load_dataset("plain", None), seed=None, limit=len(voices), voices=voices)
     run_config = RunConfig(
         target=Target.parse(url),
@@ -109,7 +107,7 @@ def test_a_rate_that_is_wrong_in_every_answer_is_found_by_the_probe_and_by_what_
         blind = run(url, ["wrong_rate"] * 3, has_probe=False)
         told = run(url, ["wrong_rate"] * 3, has_probe=False, limits=Limits(shape=(24_000, 1)))
     assert all(kinds(request) == {"wrong_rate"} for request in probed + told)
-    # Nothing in an answer gives it away: that is why there is a probe.
+    # An answer alone does not show it; only the probe does.
     assert all(kinds(request) == set() for request in blind)
 
 
@@ -132,7 +130,7 @@ def test_the_servers_own_figures_stand_beside() -> None:
             has_probe=False,
         )
         (stage,) = bench_serve(run_config)["stages"]
-    # Warm-up requests are not among them.
+    # Warm-up requests are not included.
     assert stage["server_first_audio_ms"]["count"] == 5
     assert stage["server_first_audio_ms"]["mean"] == pytest.approx(20.0)
     assert len(server.requests) == 7

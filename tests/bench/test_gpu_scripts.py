@@ -1,6 +1,4 @@
-"""The scripts that a person runs on a GPU, tried on a CPU and tiny models, so that no GPU time is
-lost to slips.
-"""
+"""The GPU benchmarks on a CPU with tiny models, so that slips cost no GPU time."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ sys.exit(report.finish())
 """
     )
     command = ("-c", f"import runpy; runpy.run_path({str(script)!r})")
-    for more in ((), ("--resume",)):  # what is known is not measured again
+    for more in ((), ("--resume",)):  # a known figure is not measured again
         shown = run(*command, "--json", str(report), *more, code=1)
         document = json.loads(report.read_text())
         assert document["figures"] == {

@@ -1,6 +1,4 @@
-"""Servers that nobody would write on purpose, reports and lists written by hand: a fault or an
-error, never a crash.
-"""
+"""Broken servers, and reports and lists written by hand: a fault or an error, never a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaks between requests are found: by words, and by seeds where nobody can hear words."""
+"""Leaks between requests are found by words, and by seeds without a recogniser."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_swapped_answers_are_found_and_told_apart() -> None:
     with faulty_server(FaultyServer(swaps=True)) as url:
         report = bench_isolation(run_config(url), "words")
     assert report["verdict"] == "leak"
-    # The first answer is a text that nobody asked for; the last request's text went to nobody.
+    # The first answer has a text of no request; the last request's text is in no answer.
     assert report["counts"] == {"other": 11, "unclear": 1}
     for row in report["answers"]:
         if row["verdict"] == "other":
@@ -56,7 +56,7 @@ def test_swapped_answers_are_found_and_told_apart() -> None:
 
 def test_by_seed_a_leak_under_load_is_found_without_a_recogniser() -> None:
     class LeaksWhenBusy(FaultyServer):
-        """Alone it is right; with others, everybody gets the newest request's speech."""
+        """Right for a single request; concurrent ones all get the newest request's speech."""
 
         async def _speech(self, request: dict[str, Any], writer: Any) -> None:
             if self.open_now > 1:

@@ -1,4 +1,6 @@
-"""Runs that begin from a checkpoint, that leave the encoder alone, over several growing folders; the captured step."""
+"""Runs from a checkpoint, with a frozen encoder, over several growing folders; and the captured
+step.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,7 @@ def test_the_learning_rate_is_the_dial_also_after_loading(recipe: Recipe, bank: 
     assert not trainer.captures
     trainer.dials.generator_lr.fill_(0.5)
     assert all(float(group["lr"]) == 0.5 for group in trainer.generator_side.param_groups)
-    # And the dial moves the weights: at a rate of zero nothing but decay-free averages could.
+    # The dial moves the weights: at a rate of zero only averages without decay could.
     trainer.capture("reconstruct")
     trainer.dials.generator_lr.zero_()
     weights = [p.clone() for p in trainer.codec.decoder.parameters()]
@@ -192,7 +194,7 @@ def test_the_learning_rate_is_the_dial_also_after_loading(recipe: Recipe, bank: 
 
 
 def test_several_folders_are_one_recording_of_complete_lines(data: Path, more_data: Path) -> None:
-    # A writer stopped in the middle of a line, and samples of the last utterance are still in its buffer.
+    # A writer stopped within a line, with samples of the last utterance still in its buffer.
     with (data / "lines.jsonl").open("a") as file:
         file.write('{"start": 288000, "sam')
     with (data / "audio.i16").open("r+b") as file:

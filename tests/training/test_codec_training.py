@@ -1,4 +1,6 @@
-"""A tiny codec learns on a CPU, its quantizer's training pass is the product's, and the export loads as the product."""
+"""A tiny codec learns on a CPU, its quantizer's training pass is the product's, and the export
+loads as the product.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def _recipe() -> TalkerRecipe:
 
 
 def _write_codes(folder: Path, rng: np.random.Generator) -> None:
-    """Every word is always the same four frames, shifted by the voice: what a talker can learn from the text alone."""
+    """Every word has the same four frames, shifted by the voice, so that a talker can learn them
+    from the text alone.
+    """
     folder.mkdir()
     codes: list[NDArray[np.uint16]] = []
     lines: list[dict[str, Any]] = []

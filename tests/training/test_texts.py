@@ -1,4 +1,4 @@
-"""What the teacher is given to say, and who says it."""
+"""The teacher's texts and voices."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def text_config() -> TextConfig:
 
 def test_no_training_text_holds_a_test_sentence(text_config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     harvard = HARVARD.read_text(encoding="utf-8").splitlines()
-    # Were they drawn, they would be there: the generator is made to say them, alone and behind another sentence.
+    # The generator is made to draw them, alone and behind another sentence, so that they must be
+    # dropped.
     leaked = [harvard[0], harvard[1].upper(), f"I see. {harvard[2]}", f"{harvard[3]} Go on."]
     monkeypatch.setattr("training.text.frequent_words", lambda count: WORDS[:count])
     monkeypatch.setattr("training.text.generated", lambda count, seed: [*generated(count, seed), *leaked])
@@ -148,7 +149,7 @@ def test_casting_gives_the_default_voice_its_share_and_every_blend_many_lines() 
     assert sum(blends.values()) / len(cast) == pytest.approx(0.88 * config.blend_fraction, abs=0.02)
     assert not {name for blend, _ in cast for name in blend} & set(config.held_out_voices)
     assert all(sum(blend.values()) == pytest.approx(1, abs=2e-3) for blend, _ in cast)
-    # Another process has the same blends.
+    # Every process has the same blends.
     assert Casting(config, voices).blends == casting.blends
 
 

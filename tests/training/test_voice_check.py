@@ -1,4 +1,4 @@
-"""The check of a voice, with an engine and judges that are told what to say."""
+"""The check of a voice, with a fake engine and fake judges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIGURES = Figures(0.05, 0.02, 4.0)
 
 
 class FakeEngine:
-    """Says every text as a tone whose level names the speaker, one second per word."""
+    """Speaks every text as a tone whose level identifies the speaker, one second per word."""
 
     sample_rate, channels, conversions = SAMPLE_RATE, 1, None
 
@@ -47,7 +47,7 @@ class FakeEngine:
 
 
 class FakePanel:
-    """Hears every text right but for the word "cold"; likeness is how close levels are."""
+    """Recognises every text but for the word "cold"; similarity is the closeness of levels."""
 
     class recogniser:  # noqa: N801
         name = "fake"

@@ -1,6 +1,4 @@
-"""`hocket bench engine` on tiny dimensions, on the CPU: forced lengths, both loops, and honest
-sums.
-"""
+"""`hocket bench engine` on tiny dimensions, on the CPU: forced lengths, both loops, and sums."""
 
 from __future__ import annotations
 
@@ -119,7 +117,7 @@ def test_seeds_are_said_or_left_out(monkeypatch: pytest.MonkeyPatch, seeded: boo
     monkeypatch.setattr(Engine, "add", noting)
     figures = bench_engine(run_config(requests=4, seeded=seeded))
     assert figures["seeded"] == seeded
-    # Behind those of the warm-up.
+    # They follow those of the warm-up.
     assert seeds[3:] == ([0, 1, 2, 3] if seeded else [None] * 4)
 
 
@@ -269,8 +267,8 @@ def test_prompts_of_speakers_are_those_of_the_family_but_for_the_words() -> None
         request = SpeechRequest(text="7" * digits, voice=next(iter(config.speakers)))
         return official.build(request, []).rows
 
-    # A digit is one id; what the tiny tokenizer makes of the role's name beyond one id counts as
-    # text.
+    # A digit is one id; ids of the role's name beyond the first count as text in the tiny
+    # tokenizer.
     more = len(spoken_by_the_family(1)) - 11
     for i, one in enumerate([one for one in workload if one.text_rows > more][:5]):
         built = prompt.build(one.request(i, ignore_stop=True), [])

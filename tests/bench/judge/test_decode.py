@@ -1,4 +1,4 @@
-"""From bytes and their arrivals to samples and when they could be played."""
+"""From bytes and their arrival times to samples and the times when they are playable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def streamed(response_format: str) -> list[bytes]:
 
 
 def decodable_seconds(data: bytes) -> float:
-    """What FFmpeg makes of a beginning of a file."""
+    """The samples that FFmpeg decodes from the beginning of a file."""
     samples, rate = 0, 1
     try:
         with av.open(io.BytesIO(data), "r") as container:

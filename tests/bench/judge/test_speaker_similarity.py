@@ -1,4 +1,4 @@
-"""Voices are compared to their references: what is alike, what fails, and who spoke like whom."""
+"""Voices are compared to their references: similarities, failures, and the nearest voice."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hocket.bench.load.run_config import RunConfig
 from hocket.bench.serve import bench_serve
 from tests.support.faulty_server import faulty_server, speak, wav
 
-#: No letter of one is in the other.
+#: Texts without a common letter.
 TEXTS = ("abba cab bead fade cabbage decade", "zoo tutu pop sport your tutors out")
 
 
 class Letters:
-    """Hears who speaks by the tones of the letters: the same text is 1, other letters are near 0."""
+    """Embeds speech by the tones of its letters: the same text is 1, other letters are near 0."""
 
     name = "letters"
 
@@ -36,7 +36,7 @@ class Letters:
 
 
 class Angles:
-    """Hears the mean of the samples as an angle, so that likeness is the cosine of a difference."""
+    """Embeds the mean of the samples as an angle, so that similarity is the cosine of a difference."""
 
     name = "angles"
 
@@ -91,7 +91,7 @@ def test_answers_unlike_their_references_fail_and_likeness_is_a_figure(voices: l
     ]
     assert other["faults"][0]["detail"].endswith("alike, at least 0.5")
     assert stage["figures"]["fault_wrong_voice"][0] == 1
-    # Of all that was said, the wrong voice too.
+    # The mean includes the wrong voice.
     mean = (own["similarity"] + other["similarity"]) / 2
     assert stage["figures"]["similarity_mean"][0] == pytest.approx(mean, abs=1e-3)
     assert "fault_wrong_voice" not in lenient["figures"]
@@ -143,4 +143,4 @@ def test_voices_that_are_nearly_as_like_prove_no_leak(tmp_path: Path, degrees: i
     _match_voices(run_config("http://127.0.0.1:1", items, speaker_model=Angles()), audio, rows)
     assert rows[0]["voice_likeness_own"] == pytest.approx(math.cos(math.radians(degrees)), abs=0.01)
     assert (rows[0]["voice_verdict"], rows[0]["voice_match"]) == (verdict, match)
-    assert rows[1] == {}  # failed, so nobody spoke
+    assert rows[1] == {}  # a failed answer has no voice

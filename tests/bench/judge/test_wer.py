@@ -1,4 +1,4 @@
-"""Recognisers and what is made of the words they hear."""
+"""Recognisers, and error counts of their transcripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generator: what it sends and when, what it times, and what it takes itself."""
+"""The generator: its schedule, its clock, and its own load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.faulty_server import FaultyServer, faulty_server
 
 
 class Server:
-    """Answers after `seconds`, without a network."""
+    """Responds after `seconds`, without a network."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.open, self.most, self.sent = seconds, 0, 0, list[int]()
@@ -64,7 +64,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert run.max_open == 30
     dues = np.array([one.due for one in run.sent]) - run.began
     assert dues == pytest.approx(np.arange(30) / 100)
-    # Latencies count from when a request was due: were the generator late, that would show.
+    # Latencies count from the due time, so that a late generator shows.
     assert all(one.response.sent_at >= one.due for one in run.sent)
 
 
@@ -88,7 +88,7 @@ def test_arrivals_are_planned_before_anything_is_asked() -> None:
 
 def test_what_is_open_at_a_time_and_what_of_it_is_an_edge() -> None:
     assert max_open([(0.0, 1.0), (1.0, 2.0), (1.5, 3.0), (1.6, 1.7)]) == 3
-    assert max_open([(0.0, 1.0), (1.0, 2.0)]) == 1  # who has an answer asks again
+    assert max_open([(0.0, 1.0), (1.0, 2.0)]) == 1  # a client with an answer sends its next request
     assert [edge_requests(open_now, 40) for open_now in (1, 10, 11, 40)] == [1, 10, 10, 10]
 
 
@@ -139,7 +139,7 @@ def test_a_refused_connection_a_timeout_and_a_close_are_answers() -> None:
         assert get(url, "/nothing").status == 404
     assert get(url, "/nothing").broken == "connect"
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # the system connects; nobody ever answers
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # the system accepts the connection; no process responds
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         assert get(url, "/", 0.2).broken == "timeout"
         listener.accept()[0].close()
@@ -173,7 +173,7 @@ def test_pieces_are_timed_as_they_arrive() -> None:
 def test_the_generators_own_floor_is_measured() -> None:
     floor = asyncio.run(self_check(8, seconds=0.4))
     assert floor["failures"] == 0
-    # 8 streams of 48 kHz stereo, no faster than they play but for the first piece.
+    # 8 streams of 48 kHz stereo, at playback speed after the first piece.
     assert 0.0 < floor["megabytes_per_s"] < 8 * 0.192 * 1.5
     assert 0.0 < floor["first_byte_p50_ms"] <= floor["first_byte_p95_ms"]
     assert floor["cores"] > 0
@@ -191,6 +191,5 @@ def test_256_streams_of_48_khz_stereo_take_less_than_a_core() -> None:
     assert all(sent.response.broken is None for sent in run.sent)
     received = sum(sent.response.arrivals[-1][1] for sent in run.sent)
     assert received == 512 * 62 * 3840 * 4
-    # In processor time, so that what else the machine does changes nothing: all of it plays for 10
-    # s.
+    # Processor time does not depend on the machine's other load; playback of all takes 10 s.
     assert run.cpu_seconds < 10.0

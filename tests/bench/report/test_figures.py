@@ -23,8 +23,8 @@ from hocket.errors import ConfigError
 
 
 def test_a_player_that_starts_at_once_stands_still_when_it_runs_dry() -> None:
-    # A second of audio at 0, one at 1.5 (half a second late), one at 2 (in time), the end at 5 (1.5
-    # s late).
+    # A second of audio at 0, one at 1.5 (0.5 s late), one at 2 (in time), the last at 5 (1.5 s
+    # late).
     marks = [(0.0, 1.0), (1.5, 2.0), (2.0, 3.0), (5.0, 3.5)]
     playback = play(marks, 0.0)
     assert playback.began_at == 0.0
@@ -39,7 +39,7 @@ def test_a_start_buffer_forgives_and_delays() -> None:
     buffered = play(marks, 0.5)
     assert buffered.began_at == 0.4
     assert buffered.stalls == ()
-    # More than there will ever be: it begins with all of it.
+    # A buffer longer than the answer: playback starts with all of it.
     assert play(marks, 10.0).began_at == 1.2
 
 
