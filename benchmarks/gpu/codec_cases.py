@@ -10,8 +10,7 @@ import torch
 
 from benchmarks.gpu.case import BF16, F32, AnyOperation, Case, kernel, product, randn
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Chunks
-from hocket.kernels.types.packed_tail import PackedTail
+from hocket.kernels.types.packed import Packed, RingWindow
 from hocket.models.codec import Codec, ConvShape, RingStage
 
 
@@ -68,16 +67,17 @@ def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.de
     streams, tokens = len(counts), sum(counts) * unit
     counts_S = torch.tensor(counts, device=on)
     starts_S, firsts_S = torch.full_like(counts_S, 1000), counts_S.cumsum(0) - counts_S
-    chunks = Chunks(torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, unit, max(counts))
-    turns = kernel(ops.pair_turns)(chunks, tokens, size, stage.rope_base)
+    pack = Packed(torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, sum(counts), max(counts))
+    window = RingWindow(pack, unit, context, context + max(counts) * unit)
+    turns = kernel(ops.pair_turns)(window, size, stage.rope_base)
 
-    def prepare(operation: AnyOperation, *rest: int) -> Callable[[], object]:
-        shape = (streams, context + max(counts) * unit, heads, size)
+    def prepare(operation: AnyOperation) -> Callable[[], object]:
+        shape = (streams, window.capacity, heads, size)
         qkv, keys, values = randn(tokens, 3 * width, on=on), randn(*shape, on=on), randn(*shape, on=on)
-        return lambda: kernel(operation)(qkv, turns, chunks, keys, values, *rest)
+        return lambda: kernel(operation)(qkv, turns, window, keys, values)
 
     def turn() -> Callable[[], object]:
-        return lambda: kernel(ops.pair_turns)(chunks, tokens, size, stage.rope_base)
+        return lambda: kernel(ops.pair_turns)(window, size, stage.rope_base)
 
     def copy() -> Callable[[], object]:
         # A kept stream is copied to a request's row like this.
@@ -90,7 +90,7 @@ def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.de
     yield Case(f"copy_rings {ring.layers} x {context} x {width}", 8 * ring.layers * context * width, copy)
     yield Case(f"append_rotated {label}", tokens * (8 * width + 4 * size), partial(prepare, ops.append_rotated))
     nbytes = 4 * width * (2 * tokens + streams * (context - 1)) + 4 * tokens * size
-    attend = partial(prepare, ops.ring_attention, context)
+    attend = partial(prepare, ops.ring_attention)
     flops = 4.0 * tokens * width * context
     yield Case(f"ring_attention {label}, {context} of context", nbytes, attend, flops)
 
@@ -104,9 +104,9 @@ def conv_cases(codec: Codec, streams: int, frames: int, on: torch.device) -> Ite
     columns = (last.taps - 1) * last.dilation
 
     def keep() -> Callable[[], object]:
-        tail = some_tail(last, streams, frames, on)
+        pack, tails = some_pack(streams, frames, on), some_tails(last, streams, on)
         x = randn(streams * frames * last.positions_per_frame, last.channels, on=on)
-        return lambda: kernel(ops.keep_tail)(x, tail)
+        return lambda: kernel(ops.keep_tail)(x, pack, tails)
 
     yield Case(f"keep_tail {streams} x {last.channels}", 4 * streams * columns * last.channels, keep)
     for conv in codec.convolutions:
@@ -120,11 +120,11 @@ def causal_conv_case(conv: ConvShape, streams: int, frames: int, on: torch.devic
 
     def convolve() -> Callable[[], object]:
         x, weight = randn(tokens, channels, on=on), randn(taps, channels, channels, on=on)
-        tail = some_tail(conv, streams, frames, on) if taps > 1 else None
+        pack, tails = some_pack(streams, frames, on), some_tails(conv, streams, on) if taps > 1 else None
         snake = torch.rand(channels, device=on), torch.rand(channels, device=on)
         residual = None if taps > 1 else torch.zeros_like(x)
         fixed = (weight, randn(channels, on=on), conv.dilation, residual, snake, taps == 1)
-        return lambda: kernel(ops.causal_conv)(x, tail, *fixed)
+        return lambda: kernel(ops.causal_conv)(x, pack, tails, *fixed)
 
     nbytes = tokens * channels * (4 if taps > 1 else 8) + 2 * taps * channels**2
     label = f"causal_conv {tokens} x {channels}, {taps} taps"
@@ -135,8 +135,8 @@ def depthwise_case(conv: ConvShape, streams: int, frames: int, on: torch.device)
     channels, tokens = conv.channels, streams * frames * conv.positions_per_frame
 
     def filter_channels() -> Callable[[], object]:
-        tail = some_tail(conv, streams, frames, on)
-        fixed = randn(tokens, channels, on=on), tail, randn(conv.taps, channels, on=on), randn(channels, on=on)
+        pack, tails = some_pack(streams, frames, on), some_tails(conv, streams, on)
+        fixed = randn(tokens, channels, on=on), pack, tails, randn(conv.taps, channels, on=on), randn(channels, on=on)
         return lambda: kernel(ops.depthwise_conv)(*fixed)
 
     return Case(f"depthwise_conv {tokens} x {channels}", 4 * tokens * channels, filter_channels)
@@ -153,11 +153,14 @@ def join_case(width: int, tokens: int, on: torch.device) -> Case:
     return Case(f"scaled_add_rms_norm {tokens} x {width}", 12 * tokens * width, join)
 
 
-def some_tail(conv: ConvShape, streams: int, frames: int, on: torch.device) -> PackedTail:
-    """Tails of streams at frame 200 that get `frames` more each."""
-    rows_S, places_F = torch.arange(streams, device=on), torch.arange(frames, device=on).repeat(streams)
-    counts = (rows_S, torch.full_like(rows_S, frames), rows_S * frames)
-    tails_RPC = randn(streams, (conv.taps - 1) * conv.dilation, conv.channels, on=on)
-    return PackedTail(
-        tails_RPC, conv.positions_per_frame, *counts, rows_S.repeat_interleave(frames), places_F, places_F + 200
-    )
+def some_pack(streams: int, frames: int, on: torch.device) -> Packed:
+    """Streams at frame 200 that get `frames` more each."""
+    rows_S = torch.arange(streams, device=on)
+    starts_S, counts_S = torch.full_like(rows_S, 200), torch.full_like(rows_S, frames)
+    pack = Packed(rows_S, starts_S, counts_S, rows_S * frames, streams * frames, frames)
+    assert pack.by_frame  # made once for all convolutions, so not measured
+    return pack
+
+
+def some_tails(conv: ConvShape, streams: int, on: torch.device) -> torch.Tensor:
+    return randn(streams, (conv.taps - 1) * conv.dilation, conv.channels, on=on)

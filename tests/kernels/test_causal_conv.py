@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from hocket.kernels.gpu import causal_conv
 from hocket.kernels.reference import conv as reference_conv
-from hocket.kernels.types.packed_tail import PackedTail
+from hocket.kernels.types.packed import Packed
 from tests.support.close import assert_close
 
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -31,34 +31,24 @@ def new_tails(columns: int, channels: int, dtype: torch.dtype, device: torch.dev
     return wide[:, 3 : 3 + columns * channels].view(ROWS, columns, channels)
 
 
-def pack(tails_RPC: Tensor, counts: dict[int, int], seen: dict[int, int], frames: int, tokens: int) -> PackedTail:
+def pack(counts: dict[int, int], seen: dict[int, int], frames: int, device: torch.device) -> Packed:
     """Chunks of `counts` frames on their rows, after `seen` frames, in a pack of so many frames; row 4 has none."""
-    device = tails_RPC.device
     idle = [row for row in range(ROWS) if row not in counts][: STREAMS - len(counts)]
     rows, numbers = [*counts, *idle], [*counts.values(), *[0] * len(idle)]
-    firsts = [sum(numbers[:s]) if numbers[s] else 0 for s in range(STREAMS)]
-    frame_rows = [row for row, count in counts.items() for _ in range(count)]
-    places = [place for count in counts.values() for place in range(count)]
-    positions = [seen[row] + place for row, place in zip(frame_rows, places, strict=True)]
-    left = frames - len(places)
-    as_tensor = lambda numbers: torch.tensor(numbers, device=device)  # noqa: E731
-    return PackedTail(
-        tails_RPC,
-        tokens,
-        *(as_tensor(x) for x in (rows, numbers, firsts)),
-        *(as_tensor(x + [fill] * left) for x, fill in ((frame_rows, -1), (places, 0), (positions, 0))),
-    )
+    starts, firsts = [seen.get(row, 0) for row in rows], [sum(numbers[:s]) for s in range(STREAMS)]
+    rows_S, starts_S, counts_S, firsts_S = torch.tensor([rows, starts, numbers, firsts], device=device).unbind(0)
+    return Packed(rows_S, starts_S, counts_S, firsts_S, frames, max(numbers))
 
 
-def by_rounds(x_RTC: Tensor, tails_RPC: Tensor, tokens: int) -> list[tuple[PackedTail, Tensor, dict[int, slice]]]:
+def by_rounds(x_RTC: Tensor, tokens: int) -> list[tuple[Packed, Tensor, dict[int, slice]]]:
     """Packs of `ROUNDS`, their inputs (NaN where there is no stream), and which tokens of its stream each row has."""
     found, seen = [], dict.fromkeys(range(ROWS), 0)
     for counts in ROUNDS:
         used = sum(counts.values())
-        tail = pack(tails_RPC, counts, seen, used + 1, tokens)
         parts = {row: slice(seen[row] * tokens, (seen[row] + count) * tokens) for row, count in counts.items()}
         padding = x_RTC.new_full((tokens, x_RTC.shape[2]), torch.nan)
-        found.append((tail, torch.cat([*(x_RTC[row, part] for row, part in parts.items()), padding]), parts))
+        x_MC = torch.cat([*(x_RTC[row, part] for row, part in parts.items()), padding])
+        found.append((pack(counts, seen, used + 1, x_RTC.device), x_MC, parts))
         seen = {row: seen[row] + counts.get(row, 0) for row in seen}
     return found
 
@@ -79,10 +69,10 @@ def test_packs_give_what_whole_streams_give(
     padded_RCL = F.pad(x_RTC.transpose(1, 2), ((taps - 1) * dilation, 0))
     wanted_RTO = F.conv1d(padded_RCL, weight_PCO.permute(2, 1, 0), bias_O, dilation=dilation).transpose(1, 2)
     tails_RPC = new_tails((taps - 1) * dilation, channels, torch.float32, device)
-    for tail, x_MC, parts in by_rounds(x_RTC, tails_RPC, tokens):
+    for packed, x_MC, parts in by_rounds(x_RTC, tokens):
         before_RPC = tails_RPC.clone()
-        y_MO, bent_MO = conv.causal_conv(x_MC, tail, weight_PCO, bias_O, dilation, None, None, True)
-        conv.keep_tail(x_MC, tail)
+        y_MO, bent_MO = conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, dilation, None, None, True)
+        conv.keep_tail(x_MC, packed, tails_RPC)
         assert bent_MO is None
         assert y_MO is not None
         assert y_MO.isfinite().all()
@@ -105,9 +95,9 @@ def test_depthwise_packs_give_what_whole_streams_give(
     padded_RCL = F.pad(x_RTC.transpose(1, 2), (taps - 1, 0))
     wanted_RTC = F.conv1d(padded_RCL, weight_PC.t()[:, None], bias_C, groups=channels).transpose(1, 2)
     tails_RPC = new_tails(taps - 1, channels, torch.float32, device)
-    for tail, x_MC, parts in by_rounds(x_RTC, tails_RPC, tokens):
-        y_MC = conv.depthwise_conv(x_MC, tail, weight_PC, bias_C)
-        conv.keep_tail(x_MC, tail)
+    for packed, x_MC, parts in by_rounds(x_RTC, tokens):
+        y_MC = conv.depthwise_conv(x_MC, packed, tails_RPC, weight_PC, bias_C)
+        conv.keep_tail(x_MC, packed, tails_RPC)
         assert y_MC.isfinite().all()
         begin = 0
         for row, part in parts.items():
@@ -130,13 +120,11 @@ def test_what_follows_a_convolution(
     bias_O = some(of, seed=3, device=device, dtype=dtype)
     residual_MO = some(frames * tokens, outputs, seed=4, device=device, dtype=dtype)
     snake = some(of, seed=5, device=device).exp(), some(of, seed=6, device=device).exp()
-    tail = None
-    if taps > 1:
-        tails_RPC = some(ROWS, taps - 1, channels, seed=7, device=device, dtype=dtype)
-        tail = pack(tails_RPC, {2: 1, 0: 3}, {2: 5, 0: 0}, frames, tokens)
+    tails_RPC = some(ROWS, taps - 1, channels, seed=7, device=device, dtype=dtype) if taps > 1 else None
+    packed = pack({2: 1, 0: 3}, {2: 5, 0: 0}, frames, device)
     for residual, keep in ((None, False), (residual_MO, True)):
-        wanted = reference_conv.causal_conv(x_MC, tail, weight_PCO, bias_O, 1, residual, snake, keep)
-        found = causal_conv.causal_conv(x_MC, tail, weight_PCO, bias_O, 1, residual, snake, keep)
+        wanted = reference_conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, residual, snake, keep)
+        found = causal_conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, residual, snake, keep)
         assert (found[0] is not None) == keep
         for one, other in zip(found, wanted, strict=True):
             if one is not None and other is not None:
@@ -161,10 +149,10 @@ def test_a_stream_keeps_its_bits_beside_others(dtype: torch.dtype, device: torch
     tails_RPC = some(ROWS, 6, channels, seed=7, device=device, dtype=dtype)
     found = []
     for order in ({2: 2, 0: 3}, {0: 3, 2: 2}):
-        tail = pack(tails_RPC, order, {2: 5, 0: 1}, 6, tokens)
+        packed = pack(order, {2: 5, 0: 1}, 6, device)
         chunks = [x_RTC[row, : count * tokens] for row, count in order.items()]
         x_MC = torch.cat([*chunks, torch.full_like(x_RTC[0, :tokens], torch.nan)])
-        y_MO, _ = causal_conv.causal_conv(x_MC, tail, weight_PCO, bias_O, 1, None, None, True)
+        y_MO, _ = causal_conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, None, None, True)
         assert y_MO is not None
         parts = y_MO.split([*(count * tokens for count in order.values()), tokens])
         found.append(dict(zip(order, parts[:-1], strict=True)))
@@ -177,9 +165,10 @@ def test_snake_in_a_kernel(dtype: torch.dtype, device: torch.device) -> None:
     """Angles of some tens of radians, as real ones are at most, and of thousands."""
     x_MC = 4 * some(40, 16, seed=1, device=device, dtype=dtype)
     nothing, bias_O = torch.eye(16, device=device, dtype=dtype)[None], torch.zeros(16, device=device, dtype=dtype)
+    packed = pack({0: 40}, {}, 40, device)
     for scale in (1.0, 100.0):
         snake = scale * some(16, seed=2, device=device).exp(), some(16, seed=3, device=device).exp()
-        _, bent_MC = causal_conv.causal_conv(x_MC, None, nothing, bias_O, 1, None, snake, False)
+        _, bent_MC = causal_conv.causal_conv(x_MC, packed, None, nothing, bias_O, 1, None, snake, False)
         assert bent_MC is not None
         wanted_MC = reference_conv.snake(x_MC.double(), *(factor.double() for factor in snake)).to(dtype)
         if scale == 1.0:
@@ -190,7 +179,8 @@ def test_snake_in_a_kernel(dtype: torch.dtype, device: torch.device) -> None:
 
 def test_what_does_not_fit_is_refused(device: torch.device) -> None:
     x_MC, weight_PCO, bias_O = (torch.zeros(*shape, device=device) for shape in ((4, 16), (2, 16, 16), (16,)))
+    packed = pack({0: 4}, {}, 4, device)
     with pytest.raises(ValueError, match="one tap needs none, more need one"):
-        causal_conv.causal_conv(x_MC, None, weight_PCO, bias_O, 1, None, None, True)
+        causal_conv.causal_conv(x_MC, packed, None, weight_PCO, bias_O, 1, None, None, True)
     with pytest.raises(ValueError, match="contiguous"):
-        causal_conv.causal_conv(x_MC[:, ::2], None, weight_PCO[:1, ::2], bias_O, 1, None, None, True)
+        causal_conv.causal_conv(x_MC[:, ::2], packed, None, weight_PCO[:1, ::2], bias_O, 1, None, None, True)

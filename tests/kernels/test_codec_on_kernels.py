@@ -11,7 +11,6 @@ import torch
 from hocket.bench.engine.random_model import fill
 from hocket.engine.runners.padding import packed_batch
 from hocket.kernels import ops
-from hocket.models.layers.codec_state import PackedStreams
 from hocket.models.qwen3_codec.codec import Qwen3Codec
 from hocket.models.qwen3_codec.family import codec_plan
 from tests.support.paths import GOLDEN
@@ -51,9 +50,10 @@ def test_packs_on_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch)
         for counts in ({0: 4, 3: 1}, {3: 4, 1: 1, 0: 3}, {1: 2}, {0: 1, 3: 1, 1: 1}):
             pieces = [codes_RTN[row, done[row] : done[row] + count] for row, count in counts.items()]
             arrays = packed_batch(list(counts), pieces, 10, 4, 4)
-            streams_3S, frames_2F, codes_FN = (torch.from_numpy(array).to(device) for array in arrays)
-            streams = PackedStreams(*streams_3S.unbind(0), *frames_2F.unbind(0), 4)
-            wave_CS = codec.decode_packed(codes_FN, state, streams)
+            streams_3S, codes_FN = (torch.from_numpy(array).to(device) for array in arrays)
+            rows_S, counts_S, firsts_S = streams_3S.unbind(0)
+            pack = state.pack(rows_S, counts_S, firsts_S, frames=len(codes_FN), max_frames=4)
+            wave_CS = codec.decode_packed(codes_FN, state, pack)
             heard.append(wave_CS[:, : sum(counts.values()) * SAMPLES].cpu())
             for row, count in counts.items():
                 done[row] += count

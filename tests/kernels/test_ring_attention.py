@@ -10,13 +10,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from hocket.kernels import ops
 from hocket.kernels.gpu.ring_attention import FLOAT_TILES, HALF_TILES, ring_attention, tile_of
-from hocket.kernels.reference import rings as reference_rings
-from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.packed import Packed, RingWindow
 from tests.support.close import some_product
 
 #: Queries with their rotations, where they belong, and rings.
-Arguments = tuple[Tensor, Tensor, Chunks, Tensor, Tensor]
+Arguments = tuple[Tensor, Tensor, RingWindow, Tensor, Tensor]
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -55,13 +55,14 @@ class Streams:
         self.keys[self.rows_B[stream], slots] = self.k[stream, start:end]
         self.values[self.rows_B[stream], slots] = self.v[stream, start:end]
 
-    def arguments(self, starts: list[int], tokens: int, order: list[int] | None = None) -> Arguments:
+    def arguments(self, starts: list[int], tokens: int, context: int, order: list[int] | None = None) -> Arguments:
         """Of equally many tokens of each stream."""
         order = list(range(len(starts))) if order is None else order
         q_BTHK = torch.stack([self.q[stream, starts[stream] : starts[stream] + tokens] for stream in order])
         starts_B = torch.tensor([starts[stream] for stream in order], device=self.device)
-        chunks = Chunks.even(self.rows_B[order], starts_B, tokens)
-        return *unturned(q_BTHK.flatten(0, 1)), chunks, self.keys, self.values
+        pack = Packed.padded(self.rows_B[order], starts_B, None, tokens)
+        window = RingWindow(pack, 1, context, self.capacity)
+        return *unturned(q_BTHK.flatten(0, 1)), window, self.keys, self.values
 
 
 def unturned(q_MHK: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,12 +80,12 @@ def by_stream(out_MD: Tensor, streams: int) -> Tensor:
 def check(streams: Streams, starts: list[int], tokens: int, context: int) -> None:
     """With NaN in every slot that no query may see."""
     streams.hold(context - 1 + tokens, [start + tokens for start in starts])
-    arguments = streams.arguments(starts, tokens)
-    got = ring_attention(*arguments, context)
-    expected = reference_rings.ring_attention(*arguments, context)
+    arguments = streams.arguments(starts, tokens, context)
+    got = ring_attention(*arguments)
     assert got.isfinite().all()
     tolerance = TOLERANCES[got.dtype]
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    for column in (ops.ring_attention.reference, ops.ring_attention.cpu):
+        torch.testing.assert_close(got, column(*arguments), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -122,10 +123,10 @@ def test_position_of_many_digits(device: torch.device) -> None:
     """Positions past 2 ** 31, at the same place in a ring and in a block of keys as small ones."""
     context, tokens, capacity = 9, 4, 16
     streams = Streams(device, ends=[100 + tokens], capacity=capacity)
-    qkv, turns, chunks, *rings = streams.arguments([100], tokens)
-    near = ring_attention(qkv, turns, chunks, *rings, context)
-    far_chunks = replace(chunks, starts_S=chunks.starts_S + 2**36)
-    assert torch.equal(near, ring_attention(qkv, turns, far_chunks, *rings, context))
+    qkv, turns, window, *rings = streams.arguments([100], tokens, context)
+    near = ring_attention(qkv, turns, window, *rings)
+    far = replace(window, pack=replace(window.pack, starts_S=window.pack.starts_S + 2**36))
+    assert torch.equal(near, ring_attention(qkv, turns, far, *rings))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -135,7 +136,7 @@ def test_window_is_exact(device: torch.device, dtype: torch.dtype) -> None:
     streams = Streams(device, ends=[start + tokens], capacity=capacity, heads=1, size=32, dtype=dtype)
     streams.v[0, :, 0] = torch.eye(32, device=device, dtype=dtype)[torch.arange(start + tokens, device=device) % 32]
     streams.write(0, start + tokens - capacity, start + tokens)
-    seen_TC = ring_attention(*streams.arguments([start], tokens), context) > 0
+    seen_TC = ring_attention(*streams.arguments([start], tokens, context)) > 0
     for token in range(tokens):
         expected = {position % 32 for position in range(start + token - context + 1, start + token + 1)}
         assert set(seen_TC[token].nonzero().flatten().tolist()) == expected
@@ -145,12 +146,12 @@ def test_window_is_exact(device: torch.device, dtype: torch.dtype) -> None:
 def test_order_of_rows_is_bitwise_free(device: torch.device, dtype: torch.dtype) -> None:
     context, tokens, starts = 11, 19, [0, 64, 3, 130]
     streams = Streams(device, ends=[start + tokens for start in starts], capacity=40, dtype=dtype)
-    together = by_stream(ring_attention(*streams.arguments(starts, tokens), context), 4)
+    together = by_stream(ring_attention(*streams.arguments(starts, tokens, context)), 4)
     order = [2, 0, 3, 1]
-    moved = by_stream(ring_attention(*streams.arguments(starts, tokens, order), context), 4)
+    moved = by_stream(ring_attention(*streams.arguments(starts, tokens, context, order)), 4)
     assert torch.equal(moved, together[order])
     for stream in order:
-        alone = ring_attention(*streams.arguments(starts, tokens, [stream]), context)
+        alone = ring_attention(*streams.arguments(starts, tokens, context, [stream]))
         assert torch.equal(alone, together[stream])
 
 
@@ -163,7 +164,7 @@ def test_chunks_equal_the_whole(device: torch.device, chunks: list[int]) -> None
     start, outputs = 0, []
     for tokens in chunks:
         streams.write(0, start, start + tokens)
-        outputs.append(ring_attention(*streams.arguments([start], tokens), context))
+        outputs.append(ring_attention(*streams.arguments([start], tokens, context)))
         start += tokens
     age = torch.arange(total, device=device)[:, None] - torch.arange(total, device=device)
     whole = torch.nn.functional.scaled_dot_product_attention(
@@ -177,7 +178,7 @@ def test_place_in_a_chunk_is_bitwise_free(device: torch.device) -> None:
     context, tokens, end = 70, 16, 200
     streams = Streams(device, ends=[end], capacity=context + 40)
     last = [
-        ring_attention(*streams.arguments([start], tokens), context)[180 - start]
+        ring_attention(*streams.arguments([start], tokens, context))[180 - start]
         for start in range(180 - tokens + 1, 181)
     ]
     assert all(torch.equal(out, last[0]) for out in last)
@@ -189,25 +190,26 @@ def test_queries_are_turned_and_scaled(device: torch.device, dtype: torch.dtype,
     """As they are loaded: bitwise as if they had been before."""
     context, tokens, starts = 7, 5, [2, 50]
     streams = Streams(device, ends=[start + tokens for start in starts], capacity=16, dtype=dtype)
-    _, _, chunks, *rings = streams.arguments(starts, tokens)
+    _, _, window, *rings = streams.arguments(starts, tokens, context)
     scaled = some_product((2 * tokens, 3 * 32), dtype, device, bias=bool(bias), seed=1)
     qkv = scaled.plain() if bias is None else scaled
-    turns_MK = reference_rings.pair_turns(chunks, 2 * tokens, 16, 1e4)
-    got = ring_attention(qkv, turns_MK, chunks, *rings, context)
-    expected = reference_rings.ring_attention(qkv, turns_MK, chunks, *rings, context)
+    turns_MK = ops.pair_turns.reference(window, 16, 1e4)
+    got = ring_attention(qkv, turns_MK, window, *rings)
     tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    for column in (ops.ring_attention.reference, ops.ring_attention.cpu):
+        expected = column(qkv, turns_MK, window, *rings)
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
     pairs = scaled.plain()[:, :32].float().view(-1, 2, 8, 2)
     cos, sin = turns_MK.view(-1, 1, 8, 2).unbind(-1)
     even, odd = pairs.unbind(-1)
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(2).to(dtype)
-    assert torch.equal(got, ring_attention(*unturned(turned), chunks, *rings, context))
+    assert torch.equal(got, ring_attention(*unturned(turned), window, *rings))
 
 
 def test_rings_too_small(device: torch.device) -> None:
     streams = Streams(device, ends=[8], capacity=10)
     with pytest.raises(ValueError, match="need rings of 11, not 10"):
-        ring_attention(*streams.arguments([0], 8), 4)
+        ring_attention(*streams.arguments([0], 8, 4))
 
 
 # ---- packed
@@ -246,8 +248,9 @@ def pack(
         first += COUNTS[stream] + frames_behind
     numbers = ([numbers[stream] for stream in order] for numbers in (STARTS, COUNTS))
     starts_S, counts_S, firsts_S = (torch.tensor(x, device=streams.device) for x in (*numbers, firsts))
-    chunks = Chunks(streams.rows_B[order], starts_S, counts_S, firsts_S, TOKENS_PER_FRAME, MAX_FRAMES)
-    return (*unturned(torch.cat(queries)), chunks, streams.keys, streams.values), places
+    pack = Packed(streams.rows_B[order], starts_S, counts_S, firsts_S, first, MAX_FRAMES)
+    window = RingWindow(pack, TOKENS_PER_FRAME, CONTEXT, streams.capacity)
+    return (*unturned(torch.cat(queries)), window, streams.keys, streams.values), places
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -259,8 +262,8 @@ def test_packed_streams_are_each_as_alone(
     """Bitwise as in a batch of their own, which has a tile as large; the twin agrees, and has them as alone, too."""
     streams = packed_streams(device, dtype, heads, size)
     arguments, places = pack(streams, [0, 1, 2, 3, 4, 5], gap_frames, padding_frames)
-    out_MD = ring_attention(*arguments, CONTEXT)
-    expected_MD = reference_rings.ring_attention(*arguments, CONTEXT)
+    out_MD = ring_attention(*arguments)
+    expected_MD = ops.ring_attention.reference(*arguments)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(out_MD, expected_MD, rtol=tolerance, atol=tolerance)
     padding = torch.ones(len(out_MD), dtype=torch.bool)
@@ -268,10 +271,10 @@ def test_packed_streams_are_each_as_alone(
         padding[place] = False
         start, tokens = STARTS[stream] * TOKENS_PER_FRAME, COUNTS[stream] * TOKENS_PER_FRAME
         if tokens:
-            alone = streams.arguments([start] * len(STARTS), tokens, [stream])
-            assert torch.equal(expected_MD[place], reference_rings.ring_attention(*alone, CONTEXT))
+            alone = streams.arguments([start] * len(STARTS), tokens, CONTEXT, [stream])
+            assert torch.equal(expected_MD[place], ops.ring_attention.reference(*alone))
             if tile_of(tokens, dtype) == tile_of(MAX_FRAMES * TOKENS_PER_FRAME, dtype):
-                assert torch.equal(out_MD[place], ring_attention(*alone, CONTEXT))
+                assert torch.equal(out_MD[place], ring_attention(*alone))
     assert int(padding.sum()) == (gap_frames + padding_frames) * TOKENS_PER_FRAME
     assert (out_MD[padding.to(device)] == 0).all()
 
@@ -281,10 +284,10 @@ def test_place_in_a_pack_is_bitwise_free(device: torch.device, dtype: torch.dtyp
     """Among packs that have room for as many tokens of a stream, and so the same tiles."""
     streams = packed_streams(device, dtype)
     arguments, places = pack(streams, [0, 1, 2, 3, 4, 5], 0, 0)
-    out_MD = ring_attention(*arguments, CONTEXT)
+    out_MD = ring_attention(*arguments)
     for order in ([4, 5, 2, 1, 3, 0], [3, 2], [4, 2]):
         moved_arguments, moved = pack(streams, order, 1, MAX_FRAMES)
-        moved_MD = ring_attention(*moved_arguments, CONTEXT)
+        moved_MD = ring_attention(*moved_arguments)
         for stream in order:
             assert torch.equal(moved_MD[moved[stream]], out_MD[places[stream]])
 
@@ -307,6 +310,6 @@ def test_every_tile(device: torch.device, dtype: torch.dtype, number: int) -> No
 def test_rings_too_small_for_a_pack(device: torch.device) -> None:
     streams = Streams(device, ends=[8], capacity=10)
     one = torch.ones(1, dtype=torch.int64, device=device)
-    chunks = Chunks(streams.rows_B, 0 * one, one, 0 * one, 4, 2)
+    window = RingWindow(Packed(streams.rows_B, 0 * one, one, 0 * one, 2, 2), 4, 4, streams.capacity)
     with pytest.raises(ValueError, match="need rings of 11, not 10"):
-        ring_attention(*unturned(streams.q[0]), chunks, streams.keys, streams.values, 4)
+        ring_attention(*unturned(streams.q[0]), window, streams.keys, streams.values)

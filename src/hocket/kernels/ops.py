@@ -16,6 +16,7 @@ from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, 
 import torch
 
 from hocket.kernels.cpu import paged_attention as cpu_paged
+from hocket.kernels.cpu import rings as cpu_rings
 from hocket.kernels.cpu import sampling as cpu_sampling
 from hocket.kernels.reference import conv, rings, sampling, talker
 
@@ -92,7 +93,7 @@ add_layer_norm = operation(talker.add_layer_norm, gpu="norms:add_layer_norm")
 layer_norm_to = operation(talker.layer_norm_to, gpu="norms:layer_norm_to")
 scaled_add = operation(talker.scaled_add, gpu="norms:scaled_add")
 scaled_add_layer_norm = operation(talker.scaled_add_layer_norm, gpu="norms:scaled_add_layer_norm")
-scaled_add_rms_norm = operation(talker.scaled_add_rms_norm, gpu="scaled_rms_norm:scaled_add_rms_norm")
+scaled_add_rms_norm = operation(talker.scaled_add_rms_norm, gpu="norms:scaled_add_rms_norm")
 silu_mul = operation(talker.silu_mul, gpu="elementwise:silu_mul")
 silu = operation(talker.silu, gpu="elementwise:silu")
 gelu = operation(talker.gelu, gpu="elementwise:gelu")
@@ -110,10 +111,10 @@ draw = operation(sampling.draw, cpu=cpu_sampling.draw, gpu="sampler:draw")
 draw_and_embed = operation(sampling.draw_and_embed, cpu=cpu_sampling.draw_and_embed, gpu="sampler:draw_and_embed")
 
 # A codec's packed chunks
-pair_turns = operation(rings.pair_turns, gpu="ring_append:pair_turns")
-append_rotated = operation(rings.append_rotated, gpu="ring_append:append_rotated")
-ring_attention = operation(rings.ring_attention, gpu="ring_attention:ring_attention")
-copy_rings = operation(rings.copy_rings, gpu="ring_copy:copy_rings")
+pair_turns = operation(rings.pair_turns, cpu=cpu_rings.pair_turns, gpu="ring_append:pair_turns")
+append_rotated = operation(rings.append_rotated, cpu=cpu_rings.append_rotated, gpu="ring_append:append_rotated")
+ring_attention = operation(rings.ring_attention, cpu=cpu_rings.ring_attention, gpu="ring_attention:ring_attention")
+copy_rings = operation(rings.copy_rings, gpu="ring_append:copy_rings")
 causal_conv = operation(conv.causal_conv, gpu="causal_conv:causal_conv")
 depthwise_conv = operation(conv.depthwise_conv, gpu="causal_conv:depthwise_conv")
 keep_tail = operation(conv.keep_tail, gpu="causal_conv:keep_tail")

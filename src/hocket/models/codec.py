@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InvalidRequestError
-from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, RingSpec, StateSpec
+from hocket.kernels.types.packed import Packed
+from hocket.models.layers.codec_state import CodecState, Direction, RingSpec, StateSpec
 
 #: Frames per step when a whole recording is coded: bounds memory whatever its length.
 WHOLE_CHUNK_FRAMES = 32
@@ -94,7 +95,7 @@ class Codec(nn.Module):
         Raises InvalidRequestError for codes, rows, counts or shapes that do not fit.
         """
 
-    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, pack: Packed) -> Tensor:
         """Decode the next chunks of several streams, packed: codes int64 [F, N] -> samples float32
         [C, F * frame_samples].
 

@@ -9,7 +9,6 @@ from tests.support.qwen3_codec_helpers import SHAPES, Pair, poison, random_codes
 from torch import Tensor
 
 from hocket.engine.runners.padding import packed_batch
-from hocket.models.layers.codec_state import PackedStreams
 from hocket.models.qwen3_codec.codec import Qwen3Codec
 
 ROWS, MOST_FRAMES, SIZE = 5, 4, 9
@@ -29,10 +28,10 @@ def spoken(codec: Qwen3Codec, codes_RTN: Tensor) -> dict[int, Tensor]:
     for counts in SCHEDULE:
         pieces = [codes_RTN[row, done[row] : done[row] + count].numpy() for row, count in counts.items()]
         arrays = packed_batch(list(counts), pieces, SIZE + 1, 4, ROWS)
-        streams_3S, frames_2F, codes_FN = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
-        (rows_S, counts_S, firsts_S), (frame_rows_F, frame_places_F) = streams_3S.unbind(0), frames_2F.unbind(0)
-        streams = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, MOST_FRAMES)
-        wave_S = codec.decode_packed(codes_FN, state, streams)[0]
+        streams_3S, codes_FN = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+        rows_S, counts_S, firsts_S = streams_3S.unbind(0)
+        pack = state.pack(rows_S, counts_S, firsts_S, len(codes_FN), MOST_FRAMES)
+        wave_S = codec.decode_packed(codes_FN, state, pack)[0]
         begin = 0
         for row, count in counts.items():
             heard[row].append(wave_S[begin * samples : (begin + count) * samples])

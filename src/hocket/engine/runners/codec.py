@@ -21,7 +21,7 @@ from hocket.engine.runners.device import CopyStream, HostCopy, Launcher, batch_s
 from hocket.engine.runners.padding import chunk_batch, packed_batch
 from hocket.engine.scheduling.request import DecodeBatch
 from hocket.models.codec import Codec
-from hocket.models.layers.codec_state import CodecState, PackedStreams
+from hocket.models.layers.codec_state import CodecState
 
 #: Of streams of work: a listener waits for a first chunk, and a request for its recording; the talker has 0.
 _FIRST_PRIORITY, _PRIMING_PRIORITY, _STEADY_PRIORITY = -3, -2, -1
@@ -282,14 +282,13 @@ class CodecRunner:
         """
         size = path.size(max(frames, sum(map(len, pieces))))
         put = path.launcher.put
-        streams, packed_frames, packed_codes = packed_batch(rows, pieces, size, path.streams, path.state.rows)
-        streams_3S, frames_2F, codes = put("streams", streams), put("frames", packed_frames), put("codes", packed_codes)
+        streams, packed_codes = packed_batch(rows, pieces, size, path.streams, path.state.rows)
+        streams_3S, codes = put("streams", streams), put("codes", packed_codes)
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_S, counts_S, firsts_S = streams_3S.unbind(0)
-            frame_rows_F, frame_places_F = frames_2F.unbind(0)
-            batch = PackedStreams(rows_S, counts_S, firsts_S, frame_rows_F, frame_places_F, path.chunks[-1])
-            samples_CS = self.codec.decode_packed(codes, path.state, batch).contiguous()
+            pack = path.state.pack(rows_S, counts_S, firsts_S, frames=size, max_frames=path.chunks[-1])
+            samples_CS = self.codec.decode_packed(codes, path.state, pack).contiguous()
             return self._handed_out(samples_CS), samples_CS.square().mean(0).view(size, -1).mean(1)
 
         return path.launcher.run((path.name, size), decode)

@@ -71,22 +71,19 @@ def chunk_batch(
 
 def packed_batch(
     rows: Sequence[int], pieces: Sequence[Integers], size: int, streams: int, all_rows: int
-) -> tuple[Integers, Integers, Integers]:
-    """Of pieces [F, N] one behind the other: rows, counts and first frames [3, streams]; each frame's row (-1: padding)
-    and place [2, size]; codes [size, N].
+) -> tuple[Integers, Integers]:
+    """Rows, counts and first frames [3, streams] and codes [size, N] of pieces [F, N], one behind the other.
+
+    Streams without a piece are padding, behind the last one.
     """
     counts = np.array([len(piece) for piece in pieces])
     firsts, used = counts.cumsum() - counts, int(counts.sum())
     numbers = np.zeros((3, streams), np.int64)
     numbers[0] = _distinct(rows, streams, all_rows)
     numbers[1, : len(rows)], numbers[2, : len(rows)], numbers[2, len(rows) :] = counts, firsts, used
-    frames = np.full((2, size), -1, np.int64)
-    frames[0, :used] = np.repeat(np.array(rows), counts)
-    frames[1, :used] = np.arange(used) - np.repeat(firsts, counts)
-    frames[1, used:] = 0
     codes_FN = np.zeros((size, pieces[0].shape[1]), np.int64)
     codes_FN[:used] = np.concatenate(pieces)
-    return numbers, frames, codes_FN
+    return numbers, codes_FN
 
 
 def _distinct(rows: Sequence[int], size: int, all_rows: int) -> list[int]:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.gpu.rows import rounded
-from hocket.kernels.types.packed_tail import PackedTail
+from hocket.kernels.types.packed import Packed
 
 #: Programs that keep every processor busy.
 _ENOUGH_PROGRAMS = 128
@@ -136,7 +136,8 @@ def _causal_conv_kernel(
 
 def causal_conv(
     x_MC: Tensor,
-    tail: PackedTail | None,
+    pack: Packed,
+    tails_RPC: Tensor | None,
     weight_PCO: Tensor,
     bias_D: Tensor,
     dilation: int,
@@ -146,7 +147,7 @@ def causal_conv(
 ) -> tuple[Tensor | None, Tensor | None]:
     """`reference.causal_conv`. All but tails are contiguous."""
     (tokens, channels), (taps, _, outputs) = x_MC.shape, weight_PCO.shape
-    if (tail is None) != (taps == 1):
+    if (tails_RPC is None) != (taps == 1):
         raise ValueError(f"a convolution of {taps} taps and its tail: one tap needs none, more need one")
     if not all(x is None or x.is_contiguous() for x in (x_MC, weight_PCO, bias_D, residual_MO)):
         raise ValueError("inputs, weights and residuals of a convolution must be contiguous")
@@ -155,12 +156,12 @@ def causal_conv(
     bent_MO = None if snake_by is None else torch.empty(shape, dtype=x_MC.dtype, device=x_MC.device)
     rate, gain = snake_by or (None, None)
     tile = _Tile.of(tokens, outputs, channels, 64 if x_MC.dtype == torch.float32 else 128)
-    tails, frames = (None, (None, None, None)) if tail is None else (tail.tails_RPC, tail.frames)
+    by_frame = (None, None, None) if tails_RPC is None else pack.by_frame
     grid = (triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, tile.outputs),)
     _causal_conv_kernel[grid](
-        out_MO, bent_MO, x_MC, tails, weight_PCO, bias_D, residual_MO, rate, gain, *frames, tokens,
-        0 if tails is None else tails.stride(0), channels, outputs, taps, dilation,
-        1 if tail is None else tail.tokens_per_frame, len(bias_D),
+        out_MO, bent_MO, x_MC, tails_RPC, weight_PCO, bias_D, residual_MO, rate, gain, *by_frame, tokens,
+        0 if tails_RPC is None else tails_RPC.stride(0), channels, outputs, taps, dilation,
+        tokens // pack.frames, len(bias_D),
         WHOLE=channels % tile.inputs == 0, BM=tile.tokens, BN=tile.outputs, BK=tile.inputs,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -188,7 +189,7 @@ def _depthwise_conv_kernel(
     tl.store(out_ptr + at, sums.to(out_ptr.dtype.element_ty), mask=exists[:, None] & is_channel[None, :])
 
 
-def depthwise_conv(x_MC: Tensor, tail: PackedTail, weight_PC: Tensor, bias_C: Tensor) -> Tensor:
+def depthwise_conv(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Tensor, bias_C: Tensor) -> Tensor:
     """`reference.depthwise_conv`. All but tails are contiguous."""
     (tokens, channels), taps = x_MC.shape, len(weight_PC)
     if not (x_MC.is_contiguous() and weight_PC.is_contiguous()):
@@ -197,8 +198,8 @@ def depthwise_conv(x_MC: Tensor, tail: PackedTail, weight_PC: Tensor, bias_C: Te
     block = min(triton.next_power_of_2(channels), 128)
     grid = (triton.cdiv(tokens, 8), triton.cdiv(channels, block))
     _depthwise_conv_kernel[grid](
-        out_MC, x_MC, tail.tails_RPC, weight_PC, bias_C, *tail.frames, tokens, tail.tails_RPC.stride(0),
-        channels, tail.tokens_per_frame, TAPS=taps, BM=8, BC=block, num_warps=4,
+        out_MC, x_MC, tails_RPC, weight_PC, bias_C, *pack.by_frame, tokens, tails_RPC.stride(0),
+        channels, tokens // pack.frames, TAPS=taps, BM=8, BC=block, num_warps=4,
     )  # fmt: skip
     return out_MC
 
@@ -225,14 +226,14 @@ def _keep_tail_kernel(
     tl.store(tails + p * C, tl.where(at >= 0, inside, before), mask=mask)
 
 
-def keep_tail(x_MC: Tensor, tail: PackedTail) -> None:
+def keep_tail(x_MC: Tensor, pack: Packed, tails_RPC: Tensor) -> None:
     """`reference.keep_tail`. All but tails are contiguous."""
-    _, columns, channels = tail.tails_RPC.shape
+    _, columns, channels = tails_RPC.shape
     if not x_MC.is_contiguous():
         raise ValueError("inputs of a convolution must be contiguous")
     block_p = triton.next_power_of_2(columns)
     block_c = min(triton.next_power_of_2(channels), max(32, 4096 // block_p))
-    _keep_tail_kernel[(len(tail.rows_S), triton.cdiv(channels, block_c))](
-        x_MC, tail.tails_RPC, tail.rows_S, tail.counts_S, tail.firsts_S, tail.tails_RPC.stride(0),
-        channels, columns, tail.tokens_per_frame, BP=block_p, BC=block_c, num_warps=4,
+    _keep_tail_kernel[(len(pack.rows_S), triton.cdiv(channels, block_c))](
+        x_MC, tails_RPC, pack.rows_S, pack.counts_S, pack.firsts_S, tails_RPC.stride(0),
+        channels, columns, len(x_MC) // pack.frames, BP=block_p, BC=block_c, num_warps=4,
     )  # fmt: skip

@@ -1,8 +1,12 @@
-"""Rotary positions of a codec's chunks, and the append of keys and values to their rings.
+"""Rotary positions of a codec's chunks, the append of keys and values to their rings, and copies between rings.
 
 Queries rotate where they are used, in `ring_attention`: to write and read them takes longer. A program has some 2,048
 channels, [tokens and heads, channels], of the keys of one stream, and the values beside them. The grid has room for
 the longest chunk of each stream, and what a shorter one leaves of it ends at once.
+
+A copy moves what a stream's next chunk can look back over to a row of other rings, of another size perhaps. With
+PyTorch's copies the host had a launch for every run of slots that neither ring has a seam in, a dozen for a codec and
+every request. A program copies some 4,096 elements of one layer's keys or values.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.gpu.rows import load_scaled
-from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.packed import RingWindow
 from hocket.kernels.types.scaled import Scaled, operands
 
 #: Two vectors of 16 bytes a thread of bfloat16 keys, and as many of values.
 ELEMENTS = 2048
+#: Four vectors of 16 bytes a thread of bfloat16.
+_COPY_ELEMENTS = 4096
 
 
 @triton.jit
@@ -51,14 +57,15 @@ def _pair_turns_kernel(
     tl.store(turns_ptr + (place + token)[:, None] * K + channels, turns, mask=mask)
 
 
-def pair_turns(chunks: Chunks, pack_tokens: int, size: int, base: float) -> Tensor:
-    """`reference_rings.pair_turns`; what belongs to tokens of no stream is not written."""
-    turns_MK = torch.empty((pack_tokens, size), dtype=torch.float32, device=chunks.device)
+def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
+    """`reference.rings.pair_turns`, but that the turns of tokens of no stream are not written."""
+    pack = window.pack
+    turns_MK = torch.empty((window.tokens, size), dtype=torch.float32, device=pack.device)
     block = triton.next_power_of_2(size)
     group = max(1, ELEMENTS // 2 // block)
-    grid = (triton.cdiv(chunks.most_tokens(pack_tokens), group), len(chunks.rows_S))
+    grid = (triton.cdiv(window.max_tokens, group), len(pack.rows_S))
     _pair_turns_kernel[grid](
-        turns_MK, chunks.starts_S, chunks.counts_S, chunks.firsts_S, chunks.tokens_per_frame,
+        turns_MK, pack.starts_S, pack.counts_S, pack.firsts_S, window.tokens_per_frame,
         -2.0 * math.log(base) / size, K=size, TOKENS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return turns_MK
@@ -102,15 +109,49 @@ def _append_rotated_kernel(
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, turns_MK: Tensor, chunks: Chunks, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> None:
-    """`reference_rings.append_rotated`. Rows of `qkv` and rings are contiguous."""
+    """`reference.rings.append_rotated`. Rows of `qkv` and rings are contiguous."""
+    pack = window.pack
     capacity, heads, size = keys_RCHK.shape[1:]
     block = triton.next_power_of_2(size)
     group = max(1, ELEMENTS // block)
-    most = chunks.most_tokens(len(turns_MK))
-    _append_rotated_kernel[(triton.cdiv(most * heads, group), len(chunks.rows_S))](
-        *operands(qkv), turns_MK, chunks.rows_S, chunks.starts_S, chunks.counts_S, chunks.firsts_S,
-        keys_RCHK, values_RCHK, chunks.tokens_per_frame, capacity,
+    grid = (triton.cdiv(window.max_tokens * heads, group), len(pack.rows_S))
+    _append_rotated_kernel[grid](
+        *operands(qkv), turns_MK, pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S,
+        keys_RCHK, values_RCHK, window.tokens_per_frame, capacity,
         H=heads, K=size, ROWS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["context", "unit", "capacity", "target_capacity", "ring_stride", "target_ring_stride"])
+def _copy_rings_kernel(
+    rings_ptr, target_ptr, move_ptr, context, unit, capacity, target_capacity, ring_stride, target_ring_stride,
+    WIDTH: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    row, target_row = tl.load(move_ptr), tl.load(move_ptr + 1)
+    end = tl.load(move_ptr + 2) * unit
+    begin = tl.maximum(end - context, 0)
+    element = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
+    position = begin + element // WIDTH
+    exists = position < end
+    layer, channel = tl.program_id(1).to(tl.int64), element % WIDTH
+    here = (layer * ring_stride + row) * capacity + position % capacity
+    there = (layer * target_ring_stride + target_row) * target_capacity + position % target_capacity
+    values = tl.load(rings_ptr + here * WIDTH + channel, mask=exists)
+    tl.store(target_ptr + there * WIDTH + channel, values, mask=exists)
+
+
+def copy_rings(
+    rings_2LRCHK: Tensor, move_3: Tensor, target_2LRCHK: Tensor, context: int, tokens_per_frame: int
+) -> None:
+    """`reference.rings.copy_rings`. Rings are contiguous."""
+    _, layers, rows, capacity, heads, size = rings_2LRCHK.shape
+    target_rows, target_capacity = target_2LRCHK.shape[2:4]
+    if not (rings_2LRCHK.is_contiguous() and target_2LRCHK.is_contiguous()):
+        raise ValueError("rings must be contiguous")
+    width = heads * size
+    _copy_rings_kernel[(triton.cdiv(context * width, _COPY_ELEMENTS), 2 * layers)](
+        rings_2LRCHK, target_2LRCHK, move_3, context, tokens_per_frame, capacity, target_capacity, rows, target_rows,
+        WIDTH=width, ELEMENTS=_COPY_ELEMENTS, num_warps=4,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hocket.kernels.gpu.ring_append import rotated
 from hocket.kernels.gpu.rows import load_scaled
-from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.packed import RingWindow
 from hocket.kernels.types.scaled import Scaled, operands
 
 #: exp(x) = 2 ** (x * LOG2_E); the hardware has only the latter.
@@ -54,11 +54,11 @@ def tile_of(tokens: int, dtype: torch.dtype) -> Tile:
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, turns_MK: Tensor, chunks: Chunks, keys_RCHK: Tensor, values_RCHK: Tensor, context: int
+    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> Tensor:
-    """See `reference_rings.ring_attention`. Rows of `qkv` and rings are contiguous."""
+    """`reference.rings.ring_attention`. Rows of `qkv` and rings are contiguous."""
     capacity, heads, size = keys_RCHK.shape[1:]
-    tokens = chunks.most_tokens(len(turns_MK))
+    pack, context, tokens = window.pack, window.context, window.max_tokens
     if capacity < context + tokens - 1:
         raise ValueError(
             f"{tokens} tokens with {context} of context need rings of {context + tokens - 1}, not {capacity}"
@@ -67,12 +67,12 @@ def ring_attention(
     if not (product.is_contiguous() and keys_RCHK.is_contiguous() and values_RCHK.is_contiguous()):
         raise ValueError("ring_attention needs contiguous queries and rings")
     tile = tile_of(tokens, keys_RCHK.dtype)
-    streams = len(chunks.rows_S)
+    streams = len(pack.rows_S)
     out = torch.empty((*qkv.shape[:-1], heads * size), dtype=keys_RCHK.dtype, device=qkv.device)
     _ring_attention_kernel[(triton.cdiv(tokens, tile.queries), heads, streams)](
         out, product, *scales, turns_MK, keys_RCHK, values_RCHK,
-        chunks.rows_S, chunks.starts_S, chunks.counts_S, chunks.firsts_S, streams,
-        len(turns_MK) // chunks.tokens_per_frame, chunks.tokens_per_frame, context, capacity, size**-0.5 * LOG2_E,
+        pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S, streams,
+        pack.frames, window.tokens_per_frame, context, capacity, size**-0.5 * LOG2_E,
         H=heads, K=size, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_K=max(16, triton.next_power_of_2(size)),
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Convolutions of packed chunks in plain PyTorch: `reference.py` for `causal_conv.py`.
+"""Convolutions of packed chunks in plain PyTorch.
 
 Channels last, M tokens. A convolution is over a window of its own inputs: those before a stream's first token are
-zeros, those before its chunk lie in its tail (`PackedTail`).
+zeros, those before its chunk lie in its tail. Tails [R, P, C] are the last P inputs of one convolution, by row of
+`Packed`; channels are contiguous, one input behind the other.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.kernels.types.packed_tail import PackedTail
+from hocket.kernels.types.packed import Packed
 
 #: Elements of an unfolded piece: a CPU's cache holds it.
 _UNFOLDED_ELEMENTS = 2**20
@@ -17,7 +18,8 @@ _UNFOLDED_ELEMENTS = 2**20
 
 def causal_conv(
     x_MC: Tensor,
-    tail: PackedTail | None,
+    pack: Packed,
+    tails_RPC: Tensor | None,
     weight_PCO: Tensor,
     bias_D: Tensor,
     dilation: int,
@@ -33,10 +35,10 @@ def causal_conv(
     """
     taps, _, outputs = weight_PCO.shape
     weight_EO, bias_O = weight_PCO.flatten(0, 1), bias_D.repeat(outputs // len(bias_D))
-    if tail is None:
+    if tails_RPC is None:
         y_MO = _product(x_MC, weight_EO, bias_O)
     else:
-        sources_MP, pool = _windows(x_MC, tail, taps, dilation)
+        sources_MP, pool = _windows(x_MC, pack, tails_RPC, taps, dilation)
         # Pieces of a size: one of a single row would be computed in another way.
         pieces = sources_MP.tensor_split(-(-len(x_MC) * len(weight_EO) // _UNFOLDED_ELEMENTS))
         unfolded = (pool.index_select(0, piece_MP.flatten()).view(len(piece_MP), -1) for piece_MP in pieces)
@@ -49,20 +51,20 @@ def causal_conv(
     return y_MO if keep else None, bent_MO
 
 
-def depthwise_conv(x_MC: Tensor, tail: PackedTail, weight_PC: Tensor, bias_C: Tensor) -> Tensor:
+def depthwise_conv(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Tensor, bias_C: Tensor) -> Tensor:
     """[M, C]: `causal_conv` with one filter per channel, float32 inside."""
-    sources_MP, pool = _windows(x_MC, tail, len(weight_PC), 1)
+    sources_MP, pool = _windows(x_MC, pack, tails_RPC, len(weight_PC), 1)
     window_MPC = pool[sources_MP].float()
     return ((window_MPC * weight_PC.float()).sum(1) + bias_C.float()).to(x_MC.dtype)
 
 
-def keep_tail(x_MC: Tensor, tail: PackedTail) -> None:
+def keep_tail(x_MC: Tensor, pack: Packed, tails_RPC: Tensor) -> None:
     """Write the last inputs of every stream that has a chunk to its tail; after the convolution has read it."""
-    columns, tokens = tail.tails_RPC.shape[1], tail.tokens_per_frame
-    for row, count, first in zip(tail.rows_S.tolist(), tail.counts_S.tolist(), tail.firsts_S.tolist(), strict=True):
+    columns, tokens = tails_RPC.shape[1], len(x_MC) // pack.frames
+    for row, count, first in zip(pack.rows_S.tolist(), pack.counts_S.tolist(), pack.firsts_S.tolist(), strict=True):
         if count:
             chunk = x_MC[first * tokens : (first + count) * tokens]
-            tail.tails_RPC[row] = torch.cat([tail.tails_RPC[row], chunk])[-columns:]
+            tails_RPC[row] = torch.cat([tails_RPC[row], chunk])[-columns:]
 
 
 def _product(x_ME: Tensor, weight_EO: Tensor, bias_O: Tensor) -> Tensor:
@@ -72,10 +74,10 @@ def _product(x_ME: Tensor, weight_EO: Tensor, bias_O: Tensor) -> Tensor:
     return ((x_ME.float() * weight_EO[:, 0].float()).sum(1, keepdim=True) + bias_O.float()).to(x_ME.dtype)
 
 
-def _windows(x_MC: Tensor, tail: PackedTail, taps: int, dilation: int) -> tuple[Tensor, Tensor]:
+def _windows(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, taps: int, dilation: int) -> tuple[Tensor, Tensor]:
     """int64 [M, P]: where each tap of each token lies in the pool [., C], which has inputs, tails and a zero."""
-    columns, unit, count = tail.tails_RPC.shape[1], tail.tokens_per_frame, len(x_MC)
-    rows_F, places_F, positions_F = tail.frames
+    columns, unit, count = tails_RPC.shape[1], len(x_MC) // pack.frames, len(x_MC)
+    rows_F, places_F, positions_F = pack.by_frame
     within = torch.arange(unit, device=x_MC.device)
     place_M1, position_M1 = ((frames_F[:, None] * unit + within).view(-1, 1) for frames_F in (places_F, positions_F))
     back_P = dilation * torch.arange(taps - 1, -1, -1, device=x_MC.device)
@@ -83,7 +85,7 @@ def _windows(x_MC: Tensor, tail: PackedTail, taps: int, dilation: int) -> tuple[
     in_tails_MP = count + m_M1 // unit * columns + place_M1 - back_P + columns
     sources_MP = torch.where(place_M1 >= back_P, m_M1 - back_P, in_tails_MP)
     exists_MP = (position_M1 >= back_P) & (rows_F >= 0).repeat_interleave(unit)[:, None]
-    tails_FPC = tail.tails_RPC[rows_F.clamp(min=0)]
+    tails_FPC = tails_RPC[rows_F.clamp(min=0)]
     pool = torch.cat([x_MC, tails_FPC.flatten(0, 1), x_MC.new_zeros(1, x_MC.shape[1])])
     return sources_MP.where(exists_MP, len(pool) - 1), pool
 

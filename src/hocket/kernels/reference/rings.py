@@ -1,6 +1,6 @@
-"""The plain twins of attention over rings of keys and values: new tokens of streams, packed as `Chunks` say.
+"""Attention over rings of keys and values, stream by stream: the new tokens of a pack, as a `RingWindow` places them.
 
-Tokens of no stream may hold anything. Letters as in `reference`: M are the pack's tokens, R rings of C slots.
+Tokens of no stream may hold anything. Letters as in `talker`: M are the pack's tokens, R rings of C slots.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.packed import RingWindow
 from hocket.kernels.types.scaled import Scaled, plain
 
 
-def pair_turns(chunks: Chunks, pack_tokens: int, size: int, base: float) -> Tensor:
+def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
     """float32 [M, K] of a pack of M tokens: cosine and sine (channels 2j and 2j + 1) of position * base^(-2j / K)."""
-    pairs = torch.arange(size // 2, dtype=torch.float32, device=chunks.device)
+    pairs = torch.arange(size // 2, dtype=torch.float32, device=window.device)
     frequencies = torch.exp(pairs * (-2.0 * math.log(base) / size))
-    turns_MK = torch.zeros(pack_tokens, size, device=chunks.device)
-    for _, start, place in _streams_of(chunks):
-        positions = torch.arange(start, start + place.stop - place.start, device=chunks.device)
+    turns_MK = torch.zeros(window.tokens, size, device=window.device)
+    for _, start, place in _streams_of(window):
+        positions = torch.arange(start, start + place.stop - place.start, device=window.device)
         angles = positions[:, None].float() * frequencies
         turns_MK[place] = torch.stack((angles.cos(), angles.sin()), -1).flatten(-2)
     return turns_MK
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, turns_MK: Tensor, chunks: Chunks, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> None:
     """Stores the new tokens' keys, rotated, and values in their rings; position p goes to slot p mod C.
 
@@ -38,24 +38,25 @@ def append_rotated(
     """
     capacity, heads, size = keys_RCHK.shape[1:]
     _, k_MHK, v_MHK = plain(qkv).view(-1, 3, heads, size).unbind(1)
-    for row, start, place in _streams_of(chunks):
-        slots = torch.arange(start, start + place.stop - place.start, device=chunks.device) % capacity
+    for row, start, place in _streams_of(window):
+        slots = torch.arange(start, start + place.stop - place.start, device=window.device) % capacity
         keys_RCHK[row, slots] = _rotated(k_MHK[place], turns_MK[place], keys_RCHK.dtype)
         values_RCHK[row, slots] = v_MHK[place].to(values_RCHK.dtype)
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, turns_MK: Tensor, chunks: Chunks, keys_RCHK: Tensor, values_RCHK: Tensor, context: int
+    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> Tensor:
-    """[.., H K]: each new token's queries, rotated, attend to the `context` positions up to its own.
+    """[.., H K]: each new token's queries, rotated, attend to the `window.context` positions up to its own.
 
     The new tokens are in the rings already (`append_rotated`). A slot whose position does not exist, before 0, is never
     loaded, whatever it holds. Tokens of no stream get zeros. C is at least context - 1 + the tokens of any stream.
     """
     capacity, heads, size = keys_RCHK.shape[1:]
+    context = window.context
     q_MHK = plain(qkv).view(-1, 3, heads, size)[:, 0]
     out_MHK = torch.zeros_like(q_MHK, dtype=keys_RCHK.dtype)
-    for row, start, place in _streams_of(chunks):
+    for row, start, place in _streams_of(window):
         end = start + place.stop - place.start
         seen = torch.arange(max(0, start - context + 1), end, device=q_MHK.device)
         age = torch.arange(start, end, device=q_MHK.device)[:, None] - seen
@@ -84,20 +85,17 @@ def copy_rings(
     target_2LRCHK[:, :, target_row, positions % target_2LRCHK.shape[3]] = seen
 
 
-def _streams_of(chunks: Chunks) -> Iterator[tuple[int, int, slice]]:
+def _streams_of(window: RingWindow) -> Iterator[tuple[int, int, slice]]:
     """Ring, position of the first new token, and place of the new tokens in the pack, of each stream that has some."""
-    numbers_4S = (chunks.rows_S, chunks.starts_S, chunks.counts_S, chunks.firsts_S)
+    pack, unit = window.pack, window.tokens_per_frame
+    numbers_4S = (pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S)
     end = 0
     for row, start, count, first in zip(*(x.tolist() for x in numbers_4S), strict=True):
         if first < end:
             raise ValueError(f"a stream begins at frame {first}, before the stream before it ends: at {end}")
         end = first + count
         if count:
-            yield (
-                row,
-                start * chunks.tokens_per_frame,
-                slice(first * chunks.tokens_per_frame, (first + count) * chunks.tokens_per_frame),
-            )
+            yield row, start * unit, slice(first * unit, end * unit)
 
 
 def _rotated(x_THK: Tensor, turns_TK: Tensor, dtype: torch.dtype) -> Tensor:

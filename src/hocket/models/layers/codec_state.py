@@ -11,8 +11,7 @@ A stream begins where its row's offset is 0: what the row held before is not rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from hocket.errors import InvalidRequestError
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.packed import Packed, RingWindow
 
 Direction = Literal["encoder", "decoder"]
 
@@ -70,97 +69,6 @@ class RingKV:
     values: Tensor
 
 
-@dataclass(frozen=True)
-class RingWindow:
-    """One chunk's view of one stage's rings: where it writes and reads, the same for all layers."""
-
-    layers: tuple[RingKV, ...]
-    context: int
-    capacity: int
-    #: int64 [B]
-    rows_B: Tensor
-    #: int64 [B]: position of the chunk's first token since the start of its stream.
-    starts_B: Tensor
-    tokens: int
-
-    @cached_property
-    def positions(self) -> Tensor:
-        """int64 [B, T] since the start of each stream."""
-        return self.starts_B[:, None] + torch.arange(self.tokens, device=self.rows_B.device)
-
-    @cached_property
-    def _keys(self) -> Tensor:
-        """int64 [B, L]: positions of the L = context - 1 + T keys, oldest first; negative where there is none."""
-        return self.starts_B[:, None] + torch.arange(1 - self.context, self.tokens, device=self.rows_B.device)
-
-    @cached_property
-    def _slots(self) -> Tensor:
-        """int64 [B, L]: row * capacity + slot of each key."""
-        # A key that does not exist is read from the slot of the chunk's first token: just written, hence finite, so
-        # that masking it leaves exactly nothing. What stale slots hold (it may be NaN) is never loaded.
-        keys_BL = torch.where(self._keys >= 0, self._keys, self.starts_B[:, None])
-        return self.rows_B[:, None] * self.capacity + keys_BL % self.capacity
-
-    @cached_property
-    def write_slots(self) -> Tensor:
-        """int64 [B * T]: flat slots of the chunk's own tokens."""
-        return self._slots[:, self.context - 1 :].flatten()
-
-    @cached_property
-    def read_slots(self) -> Tensor:
-        """int64 [B * L]: flat slots of the keys."""
-        return self._slots.flatten()
-
-    @cached_property
-    def visible(self) -> Tensor:
-        """Bool [B, 1, T, L]: true where the query may look."""
-        past = self.context - 1
-        ones_TL = torch.ones(self.tokens, past + self.tokens, dtype=torch.bool, device=self.rows_B.device)
-        return (ones_TL.triu_().tril_(past) & (self._keys >= 0)[:, None])[:, None]
-
-    def exchange(self, layer: int, keys_BTHD: Tensor, values_BTHD: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes a chunk's keys and values, returns those its queries may need: two [B, L, H, D]."""
-        ring = self.layers[layer]
-        return self._exchange(ring.keys, keys_BTHD), self._exchange(ring.values, values_BTHD)
-
-    def _exchange(self, ring_RCHD: Tensor, new_BTHD: Tensor) -> Tensor:
-        slots = ring_RCHD.flatten(0, 1)
-        slots.index_copy_(0, self.write_slots, new_BTHD.flatten(0, 1))
-        return slots.index_select(0, self.read_slots).view(new_BTHD.shape[0], -1, *slots.shape[1:])
-
-
-@dataclass(frozen=True, slots=True)
-class PackedStreams:
-    """Chunks of S streams, one behind the other: F frames, of which some may be padding.
-
-    A stream without a chunk is padding, too; `rows_S` are distinct all the same.
-    """
-
-    #: int64 [S] each: the row, how many frames, and where in the pack they begin, which must ascend: frames between one
-    #: stream's last and the next one's first are padding, too.
-    rows_S: Tensor
-    counts_S: Tensor
-    firsts_S: Tensor
-    #: int64 [F] each: the row of the frame's stream, -1 for padding, and its place in the chunk.
-    frame_rows_F: Tensor
-    frame_places_F: Tensor
-    #: Most frames of a chunk.
-    max_frames: int
-
-    def after(self, offsets_R: Tensor) -> Chunks:
-        """As chunks of rows that have seen `offsets_R` frames."""
-        return Chunks(self.rows_S, offsets_R[self.rows_S], self.counts_S, self.firsts_S, 1, self.max_frames)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWindow:
-    """One pack's view of one stage's rings, the same for all layers."""
-
-    layers: tuple[RingKV, ...]
-    context: int
-    chunks: Chunks
-
-
 @dataclass(frozen=True, slots=True)
 class StageRings:
     """The rings of one transformer stage."""
@@ -187,20 +95,9 @@ class StageRings:
         """As `CodecState.copy`."""
         ops.copy_rings(self.storage, move_3, target.storage, self.context, self.tokens_per_frame)
 
-    def window(self, rows_B: Tensor, offsets_B: Tensor, frames: int) -> RingWindow:
-        """What the next `frames` frames of the rows need, after `offsets_B` frames."""
-        return RingWindow(
-            layers=self.layers,
-            context=self.context,
-            capacity=self.capacity,
-            rows_B=rows_B,
-            starts_B=offsets_B * self.tokens_per_frame,
-            tokens=frames * self.tokens_per_frame,
-        )
-
-    def pack(self, chunks: Chunks) -> PackedWindow:
-        """What a pack needs, whose `chunks` are counted in frames."""
-        return PackedWindow(self.layers, self.context, replace(chunks, tokens_per_frame=self.tokens_per_frame))
+    def window(self, pack: Packed) -> RingWindow:
+        """The pack's view of these rings."""
+        return RingWindow(pack, self.tokens_per_frame, self.context, self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +160,14 @@ class CodecState:
         if self.tails.shape[1]:
             target.tails.index_copy_(0, target_row_1, self.tails.index_select(0, row_1))
         target.offsets.index_copy_(0, target_row_1, frames_1)
+
+    def pack(self, rows_S: Tensor, counts_S: Tensor, firsts_S: Tensor, frames: int, max_frames: int) -> Packed:
+        """The next chunks of these streams, packed; see `Packed`. `advance` counts them afterwards."""
+        return Packed(rows_S, self.offsets[rows_S], counts_S, firsts_S, frames, max_frames)
+
+    def padded(self, rows_B: Tensor, counts_B: Tensor | None, frames: int) -> Packed:
+        """The next chunks of these streams, each of `counts_B` frames (None: all) padded to `frames`."""
+        return Packed.padded(rows_B, self.offsets[rows_B], counts_B, frames)
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:
         """Counts `frames` valid frames ([B] or one number) on distinct rows.

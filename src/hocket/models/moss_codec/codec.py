@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hocket.kernels import ops
-from hocket.kernels.types.packed import Chunks
+from hocket.kernels.types.packed import Packed
 from hocket.models.codec import Codec, RingStage
-from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
+from hocket.models.layers.codec_state import CodecState, Direction, StateSpec
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec
 from hocket.models.moss_codec.quantizer import ResidualLFQ
 from hocket.models.moss_codec.transformer import CodecLayer, CodecTransformer
@@ -75,10 +74,10 @@ class MossCodec(Codec):
         return self._to_samples(self._stream(self.decoder, latent_BTD, state, rows_B, counts_B, frames))
 
     @torch.inference_mode()
-    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
-        chunks, latent_1FD = streams.after(state.offsets), self.quantizer.decode(codes_FN[None])
-        samples_1CS = self._to_samples(_run_packed(self.decoder, latent_1FD, state, chunks))
-        state.advance(streams.rows_S, streams.counts_S)
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, pack: Packed) -> Tensor:
+        latent_1FD = self.quantizer.decode(codes_FN[None])
+        samples_1CS = self._to_samples(_run(self.decoder, latent_1FD, state, pack))
+        state.advance(pack.rows_S, pack.counts_S)
         return samples_1CS[0]
 
     @torch.inference_mode()
@@ -136,16 +135,10 @@ class MossCodec(Codec):
         counts_B: Tensor | None,
         frames: int,
     ) -> Tensor:
-        offsets_B = state.offsets[rows_B]
-        if ops.column_of(x_BTD.device) == "gpu":
-            chunks = Chunks.even(rows_B, offsets_B, frames)
-            x_1MD = _run_packed(chain, x_BTD.flatten(0, 1)[None], state, chunks)
-            x_BTD = x_1MD.reshape(len(rows_B), -1, x_1MD.shape[-1])
-        else:
-            for stage, rings in zip(chain, state.stages, strict=True):
-                x_BTD = stage(x_BTD) if rings is None else stage(x_BTD, rings.window(rows_B, offsets_B, frames))
+        # Padding runs through all stages like the rest; only `advance` knows which frames are real.
+        x_1MD = _run(chain, x_BTD.flatten(0, 1)[None], state, state.padded(rows_B, None, frames))
         state.advance(rows_B, frames if counts_B is None else counts_B)
-        return x_BTD
+        return x_1MD.reshape(len(rows_B), -1, x_1MD.shape[-1])
 
     def _to_mono(self, samples_BCS: Tensor) -> Tensor:
         """Channels interleaved into one stream [B, S * C, 1]."""
@@ -157,10 +150,10 @@ class MossCodec(Codec):
         return mono_BS1.float().reshape(mono_BS1.shape[0], -1, self.config.channels).transpose(1, 2)
 
 
-def _run_packed(chain: nn.ModuleList, x_1MD: Tensor, state: CodecState, chunks: Chunks) -> Tensor:
-    """Chunks one behind the other, counted in frames, through all stages."""
+def _run(chain: nn.ModuleList, x_1MD: Tensor, state: CodecState, pack: Packed) -> Tensor:
+    """A pack through all stages."""
     for stage, rings in zip(chain, state.stages, strict=True):
-        x_1MD = stage(x_1MD) if rings is None else stage(x_1MD, rings.pack(chunks))
+        x_1MD = stage(x_1MD) if rings is None else stage(x_1MD, rings, pack)
     return x_1MD
 
 

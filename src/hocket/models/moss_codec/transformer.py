@@ -1,7 +1,8 @@
 """The codec's causal transformer stage (spec/moss 2.2, 2.3).
 
 One path serves training and streaming: without rings a stage attends within the sequence it is given, with rings it
-attends to what the rings hand back. Positions, rotations and the mask are prepared once per stage and call.
+attends to the rings, which keep its new keys and values. Rotations, slots and the mask are prepared once per stage
+and call.
 
 Precision follows the weights: with bf16 linear weights the linears, attention and K/V are bf16 while LayerNorm, layer
 scale and the residual stream are float32. Under `torch.autocast` float32 weights give the same arithmetic.
@@ -20,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
+from hocket.kernels.types.packed import Packed, RingWindow
 from hocket.kernels.types.scaled import Scaled, plain
-from hocket.models.layers.codec_state import PackedWindow, RingWindow
+from hocket.models.layers.codec_state import RingKV, StageRings
 from hocket.models.layers.fp8 import Linear, QuantizableBlock, compute_dtype, takes_fp8
 from hocket.models.moss_codec.config import TransformerSpec
 
@@ -49,26 +51,25 @@ class Rotations:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsPlan:
-    """What all layers of a stage share in one call."""
+class WholePlan:
+    """The part of attention that all layers of a stage share, within whole sequences."""
 
     rotations: Rotations
-    #: Broadcasts to [B, H, T, L]; None means plain causal, or that the window knows.
+    #: Broadcasts to [B, H, T, T]; None means plain causal.
     visible: Tensor | None
-    #: None within a whole sequence.
-    window: RingWindow | None
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPlan:
-    """The same of a pack."""
+class StreamPlan:
+    """The same for a pack of streams, which attend to their rings."""
 
     #: `ops.pair_turns`
     turns_MK: Tensor
-    window: PackedWindow
+    window: RingWindow
+    layers: tuple[RingKV, ...]
 
 
-AttentionPlan: TypeAlias = RowsPlan | PackedPlan
+AttentionPlan: TypeAlias = WholePlan | StreamPlan
 
 
 def rotate(x_BTKHD: Tensor, rotations: Rotations) -> Tensor:
@@ -100,25 +101,20 @@ class CodecLayer(QuantizableBlock):
         return compute_dtype(self.in_proj)
 
     def attend(self, qkv_BTE: Tensor | Scaled, plan: AttentionPlan) -> Tensor:
-        """[B, T, D] of stacked queries, keys and values [B, T, 3 D]; the window's rings are written."""
-        if isinstance(plan, PackedPlan):
-            ring = plan.window.layers[self.index]
-            tokens = qkv_BTE, plan.turns_MK, plan.window.chunks, ring.keys, ring.values
+        """[B, T, D] of stacked queries, keys and values [B, T, 3 D]; a stream's rings are written."""
+        if isinstance(plan, StreamPlan):
+            ring = plan.layers[self.index]
+            tokens = qkv_BTE, plan.turns_MK, plan.window, ring.keys, ring.values
             ops.append_rotated(*tokens)
-            return ops.ring_attention(*tokens, plan.window.context)
-        window, qkv_BTE = plan.window, plain(qkv_BTE)
-        qkv_BT3HD = qkv_BTE.view(*qkv_BTE.shape[:2], 3, -1, self.head_dim)
-        query_BTHD, key_BLHD = rotate(qkv_BT3HD[:, :, :2], plan.rotations).unbind(2)
-        value_BLHD, visible = qkv_BT3HD[:, :, 2], plan.visible
-        if window is not None:
-            key_BLHD, value_BLHD = window.exchange(self.index, key_BLHD, value_BLHD)
-            visible = window.visible
+            return ops.ring_attention(*tokens)
+        qkv_BT3HD = plain(qkv_BTE).view(*qkv_BTE.shape[:2], 3, -1, self.head_dim)
+        query_BTHD, key_BTHD = rotate(qkv_BT3HD[:, :, :2], plan.rotations).unbind(2)
         attended_BHTD = F.scaled_dot_product_attention(
             query_BTHD.transpose(1, 2),
-            key_BLHD.transpose(1, 2),
-            value_BLHD.transpose(1, 2),
-            attn_mask=visible,
-            is_causal=visible is None,
+            key_BTHD.transpose(1, 2),
+            qkv_BT3HD[:, :, 2].transpose(1, 2),
+            attn_mask=plan.visible,
+            is_causal=plan.visible is None,
         )
         return attended_BHTD.transpose(1, 2).flatten(2)
 
@@ -134,12 +130,18 @@ class CodecTransformer(nn.Module):
         self.layers = cast("Sequence[CodecLayer]", layers)
         self.output_proj = nn.Linear(spec.width, spec.output_dim, bias=False) if spec.has_output_proj else None
 
-    def forward(self, x_BTD: Tensor, window: RingWindow | PackedWindow | None = None) -> Tensor:
-        """[B, T, input_dim] -> [B, T, output_dim]: a whole sequence, or the next chunk of the streams of `window`.
+    def forward(self, x_BTD: Tensor, rings: StageRings | None = None, pack: Packed | None = None) -> Tensor:
+        """[B, T, input_dim] -> [B, T, output_dim]: whole sequences, or with rings the next chunks of streams.
 
         A pack is one sequence here, B = 1.
         """
-        plan = self._whole_plan(x_BTD) if window is None else self._streaming_plan(window, x_BTD.shape[1])
+        plan: AttentionPlan
+        if rings is None or pack is None:
+            plan = self._whole_plan(x_BTD)
+        else:
+            window = rings.window(pack)
+            turns_MK = ops.pair_turns(window, self.spec.head_dim, self.spec.rope_base)
+            plan = StreamPlan(turns_MK, window, rings.layers)
         if self.input_proj is not None:
             x_BTD = self.input_proj(x_BTD.to(self.input_proj.weight.dtype))
         x_BTD = self._run(x_BTD.float(), plan)
@@ -166,17 +168,11 @@ class CodecTransformer(nn.Module):
             x_BTD, h_BTD = ops.scaled_add_layer_norm(x_BTD, delta_BTD, *norms, fp8)
         return x_BTD
 
-    def _streaming_plan(self, window: RingWindow | PackedWindow, tokens: int) -> AttentionPlan:
-        size, base = self.spec.head_dim, self.spec.rope_base
-        if isinstance(window, PackedWindow):
-            return PackedPlan(ops.pair_turns(window.chunks, tokens, size, base), window)
-        return RowsPlan(Rotations.of(window.positions, size, base), None, window)
-
-    def _whole_plan(self, x_BTD: Tensor) -> RowsPlan:
+    def _whole_plan(self, x_BTD: Tensor) -> WholePlan:
         tokens, context = x_BTD.shape[1], self.spec.context_tokens
         positions_BT = torch.arange(tokens, device=x_BTD.device)[None]
         rotations = Rotations.of(positions_BT, self.spec.head_dim, self.spec.rope_base)
         if tokens <= context:
-            return RowsPlan(rotations, None, None)
+            return WholePlan(rotations, None)
         ones_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=x_BTD.device)
-        return RowsPlan(rotations, ones_TT.tril().triu(1 - context), None)
+        return WholePlan(rotations, ones_TT.tril().triu(1 - context))

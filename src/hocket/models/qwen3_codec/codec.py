@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
+from hocket.kernels.types.packed import Packed
 from hocket.models.codec import Codec, ConvShape, RingStage
-from hocket.models.layers.codec_state import CodecState, Direction, PackedStreams, StateSpec
+from hocket.models.layers.codec_state import CodecState, Direction, StateSpec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.conv import TailWindow
-from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL, CodecDecoder, DecoderWindow
+from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL, CodecDecoder
 from hocket.models.qwen3_codec.encoder import CodecEncoder, EncoderWindow, RecordingEnd
-from hocket.models.qwen3_codec.packed_conv import TailPack
 
 
 class Qwen3Codec(Codec):
@@ -56,17 +56,13 @@ class Qwen3Codec(Codec):
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
         state.check_call("decoder", batch, frames, rows_B, counts_B)
-        streams = _padded(rows_B, torch.full_like(rows_B, frames) if counts_B is None else counts_B, frames)
-        return self.decode_packed(codes_BTN.flatten(0, 1), state, streams).view(batch, 1, -1)
+        pack = state.padded(rows_B, counts_B, frames)
+        return self.decode_packed(codes_BTN.flatten(0, 1), state, pack).view(batch, 1, -1)
 
     @torch.inference_mode()
-    def decode_packed(self, codes_FN: Tensor, state: CodecState, streams: PackedStreams) -> Tensor:
-        (rings,) = state.stages
-        assert rings is not None
-        positions_F = state.offsets[streams.frame_rows_F.clamp(min=0)] + streams.frame_places_F
-        window = DecoderWindow(rings.pack(streams.after(state.offsets)), TailPack(state.tails, streams, positions_F))
-        samples_S = self.decoder(codes_FN, window)
-        state.advance(streams.rows_S, streams.counts_S)
+    def decode_packed(self, codes_FN: Tensor, state: CodecState, pack: Packed) -> Tensor:
+        samples_S = self.decoder(codes_FN, pack, state)
+        state.advance(pack.rows_S, pack.counts_S)
         return samples_S[None]
 
     @torch.inference_mode()
@@ -89,10 +85,10 @@ class Qwen3Codec(Codec):
         offsets_B = state.offsets[rows_B]
         (rings,) = state.stages
         assert rings is not None
-        ring = rings.window(rows_B, offsets_B, frames)
+        ring = rings.window(state.padded(rows_B, None, frames))
         tails = TailWindow.open(state.tails, rows_B, offsets_B, counts_B)
         end = None if lengths_B is None else RecordingEnd(lengths_B, samples_BCS.shape[-1])
-        codes_BTN = self.encoder(samples_BCS, n_codebooks, EncoderWindow(ring, tails, end))
+        codes_BTN = self.encoder(samples_BCS, n_codebooks, EncoderWindow(ring, rings.layers, tails, end))
         tails.close(state.tails, rows_B)
         state.advance(rows_B, frames if counts_B is None else counts_B)
         return codes_BTN
@@ -127,11 +123,3 @@ class Qwen3Codec(Codec):
             raise InvalidRequestError(
                 f"the recording has {longest} frames so far, this state holds {limit}; encode it whole, or cut it"
             )
-
-
-def _padded(rows_B: Tensor, counts_B: Tensor, frames: int) -> PackedStreams:
-    """Chunks of `counts_B` frames, each padded to `frames`."""
-    places_BT = torch.arange(frames, device=rows_B.device).expand(len(rows_B), -1)
-    frame_rows_BT = torch.where(places_BT < counts_B[:, None], rows_B[:, None], -1)
-    firsts_B = torch.arange(0, len(rows_B) * frames, frames, device=rows_B.device)
-    return PackedStreams(rows_B, counts_B, firsts_B, frame_rows_BT.flatten(), places_BT.flatten(), frames)

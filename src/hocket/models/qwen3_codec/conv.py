@@ -28,6 +28,10 @@ class TailSpec:
     def place(self) -> slice:
         return slice(self.start, self.start + self.channels * self.columns)
 
+    def of(self, tails_RE: Tensor) -> Tensor:
+        """[rows, columns, channels]: this convolution's part of all tails."""
+        return tails_RE[:, self.place].view(len(tails_RE), self.columns, self.channels)
+
 
 class TailLayout:
     """Hands out places in a row's tail while a model is built."""

@@ -7,7 +7,6 @@ transformer are computed in float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
@@ -15,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
+from hocket.kernels.types.packed import Packed
 from hocket.models.layers.basic import RMSNorm
-from hocket.models.layers.codec_state import PackedWindow
+from hocket.models.layers.codec_state import CodecState
 from hocket.models.qwen3_codec.config import DecoderSpec
 from hocket.models.qwen3_codec.conv import TailLayout
 from hocket.models.qwen3_codec.decoder_transformer import DecoderTransformer
-from hocket.models.qwen3_codec.packed_conv import DepthwiseConv, PackedConv, SnakeBeta, TailPack, UpsamplingConv
+from hocket.models.qwen3_codec.packed_conv import DepthwiseConv, PackedConv, SnakeBeta, UpsamplingConv
 from hocket.models.qwen3_codec.quantizer import Dequantizer
 
 #: Kernels and dilations are the official class's, not the file's.
@@ -28,14 +28,6 @@ LATENT_KERNEL = 3
 KERNEL = 7
 DILATIONS = (1, 3, 9)
 CONVNEXT_NORM_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWindow:
-    """One pack's view of its streams' state."""
-
-    ring: PackedWindow
-    tails: TailPack
 
 
 class ConvNeXt(nn.Module):
@@ -49,9 +41,9 @@ class ConvNeXt(nn.Module):
         self.down = nn.Linear(4 * channels, channels)
         self.scale = nn.Parameter(torch.empty(channels))
 
-    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
+    def forward(self, x_MC: Tensor, pack: Packed, tails_RE: Tensor) -> Tensor:
         norm, dtype = self.norm, x_MC.dtype
-        wide_MC = self.conv(x_MC, tails).float()
+        wide_MC = self.conv(x_MC, pack, tails_RE).float()
         normed_MC = ops.layer_norm_to(wide_MC, norm.weight, norm.bias, norm.eps, dtype)
         return x_MC + (self.scale * self.down(ops.gelu(self.up(normed_MC)))).to(dtype)
 
@@ -64,8 +56,8 @@ class LatentUpsampling(nn.Module):
         self.conv = UpsamplingConv(layout, channels, channels, stride, stride, tokens_per_frame)
         self.block = ConvNeXt(layout, channels, tokens_per_frame * stride)
 
-    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
-        return self.block(self.conv(x_MC, tails), tails)
+    def forward(self, x_MC: Tensor, pack: Packed, tails_RE: Tensor) -> Tensor:
+        return self.block(self.conv(x_MC, pack, tails_RE), pack, tails_RE)
 
 
 class ResidualUnit(nn.Module):
@@ -78,13 +70,15 @@ class ResidualUnit(nn.Module):
         self.snake2 = SnakeBeta(channels)
         self.conv2 = PackedConv(layout, channels, channels, 1, tokens_per_frame)
 
-    def forward(self, x_MC: Tensor, bent_MC: Tensor, tails: TailPack, snake: SnakeBeta) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x_MC: Tensor, bent_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta
+    ) -> tuple[Tensor, Tensor]:
         """The unit's output, and `snake` of it."""
-        return self.conv2.both(self.conv1.bent(bent_MC, tails, self.snake2), tails, snake, x_MC)
+        return self.conv2.both(self.conv1.bent(bent_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC)
 
-    def last(self, x_MC: Tensor, bent_MC: Tensor, tails: TailPack, snake: SnakeBeta) -> Tensor:
+    def last(self, x_MC: Tensor, bent_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
         """Only `snake` of the output."""
-        return self.conv2.bent(self.conv1.bent(bent_MC, tails, self.snake2), tails, snake, x_MC)
+        return self.conv2.bent(self.conv1.bent(bent_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC)
 
 
 class UpsamplingBlock(nn.Module):
@@ -99,12 +93,12 @@ class UpsamplingBlock(nn.Module):
         )
         self.units = cast("Sequence[ResidualUnit]", units)
 
-    def forward(self, bent_MC: Tensor, tails: TailPack, snake: SnakeBeta) -> Tensor:
+    def forward(self, bent_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
         """`snake` of the block's output."""
-        x_MC, bent_MC = self.conv.both(bent_MC, tails, self.units[0].snake1)
+        x_MC, bent_MC = self.conv.both(bent_MC, pack, tails_RE, self.units[0].snake1)
         for unit, following in pairwise(self.units):
-            x_MC, bent_MC = unit(x_MC, bent_MC, tails, following.snake1)
-        return self.units[-1].last(x_MC, bent_MC, tails, snake)
+            x_MC, bent_MC = unit(x_MC, bent_MC, pack, tails_RE, following.snake1)
+        return self.units[-1].last(x_MC, bent_MC, pack, tails_RE, snake)
 
 
 class CodecDecoder(nn.Module):
@@ -144,17 +138,19 @@ class CodecDecoder(nn.Module):
             if isinstance(module, SnakeBeta | PackedConv | DepthwiseConv):
                 module.finalize()
 
-    def forward(self, codes_FN: Tensor, window: DecoderWindow) -> Tensor:
+    def forward(self, codes_FN: Tensor, pack: Packed, state: CodecState) -> Tensor:
         """The next frames of each stream of a pack -> samples float32 [F * frame_samples] in [-1, 1]."""
-        dtype, tails = self.input_proj.weight.dtype, window.tails
-        x_MC = self.latent_conv(self.quantizer(codes_FN).to(dtype), tails)
-        x_MC = self.output_proj(self.transformer(self.input_proj(x_MC), window.ring, self.norm))
+        (rings,), tails_RE = state.stages, state.tails
+        assert rings is not None
+        dtype = self.input_proj.weight.dtype
+        x_MC = self.latent_conv(self.quantizer(codes_FN).to(dtype), pack, tails_RE)
+        x_MC = self.output_proj(self.transformer(self.input_proj(x_MC), pack, rings, self.norm))
         for stage in self.upsampling:
-            x_MC = stage(x_MC, tails)
+            x_MC = stage(x_MC, pack, tails_RE)
         snakes = [*(block.snake for block in self.blocks), self.snake]
-        bent_MC = self.wave_conv.bent(x_MC, tails, snakes[0])
+        bent_MC = self.wave_conv.bent(x_MC, pack, tails_RE, snakes[0])
         for block, snake in zip(self.blocks, snakes[1:], strict=True):
-            bent_MC = block(bent_MC, tails, snake)
-        samples = self.sample_conv(bent_MC, tails)[:, 0].float()
+            bent_MC = block(bent_MC, pack, tails_RE, snake)
+        samples = self.sample_conv(bent_MC, pack, tails_RE)[:, 0].float()
         # An infinite sample becomes NaN, which ends the request with an error, and not 1.
         return samples.clamp(-1.0, 1.0) + (samples - samples)

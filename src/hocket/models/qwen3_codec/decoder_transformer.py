@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
+from hocket.kernels.types.packed import Packed, RingWindow
 from hocket.models.layers.basic import RMSNorm
-from hocket.models.layers.codec_state import PackedWindow
+from hocket.models.layers.codec_state import RingKV, StageRings
 from hocket.models.qwen3_codec.config import TransformerSpec
 
 
@@ -72,14 +73,14 @@ class DecoderTransformer(nn.Module):
         for layer in self.layers:
             layer.finalize()
 
-    def forward(self, x_MD: Tensor, window: PackedWindow, norm: RMSNorm) -> Tensor:
+    def forward(self, x_MD: Tensor, pack: Packed, rings: StageRings, norm: RMSNorm) -> Tensor:
         """`norm` of the layers' output, in the dtype of `x_MD`: joining the stream and the next norm are one step."""
-        dtype, layers = x_MD.dtype, self.layers
-        turns_MK = ops.pair_turns(window.chunks, len(x_MD), self.spec.head_dim, self.spec.rope_base)
+        dtype, layers, window = x_MD.dtype, self.layers, rings.window(pack)
+        turns_MK = ops.pair_turns(window, self.spec.head_dim, self.spec.rope_base)
         following = [*(layer.norm1 for layer in layers[1:]), norm]
         x_MD, h_MD = _join(x_MD.float(), None, None, layers[0].norm1, dtype)
         for index, layer in enumerate(layers):
-            delta_MD = layer.out_proj(_attend(layer.qkv_proj(h_MD), turns_MK, window, index))
+            delta_MD = layer.out_proj(_attend(layer.qkv_proj(h_MD), turns_MK, window, rings.layers[index]))
             x_MD, h_MD = _join(x_MD, delta_MD, layer.scale1, layer.norm2, dtype)
             x_MD, h_MD = _join(x_MD, layer.mlp(h_MD), layer.scale2, following[index], dtype)
         return h_MD
@@ -91,8 +92,7 @@ def _join(
     return ops.scaled_add_rms_norm(x_MD, delta_MD, scale_D, norm.weight, norm.eps, dtype)
 
 
-def _attend(qkv_ME: Tensor, turns_MK: Tensor, window: PackedWindow, index: int) -> Tensor:
-    """[M, H * K]; the rings are written."""
-    ring = window.layers[index]
-    ops.append_rotated(qkv_ME, turns_MK, window.chunks, ring.keys, ring.values)
-    return ops.ring_attention(qkv_ME, turns_MK, window.chunks, ring.keys, ring.values, window.context)
+def _attend(qkv_ME: Tensor, turns_MK: Tensor, window: RingWindow, ring: RingKV) -> Tensor:
+    """[M, H * K]; the ring is written."""
+    ops.append_rotated(qkv_ME, turns_MK, window, ring.keys, ring.values)
+    return ops.ring_attention(qkv_ME, turns_MK, window, ring.keys, ring.values)

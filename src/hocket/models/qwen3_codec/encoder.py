@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.models.layers.codec_state import RingWindow
+from hocket.kernels.types.packed import RingWindow
+from hocket.models.layers.codec_state import RingKV
 from hocket.models.qwen3_codec.config import EncoderSpec
 from hocket.models.qwen3_codec.conv import CausalConv, TailLayout, TailWindow
 from hocket.models.qwen3_codec.encoder_transformer import EncoderTransformer
@@ -44,6 +45,7 @@ class EncoderWindow:
     """One chunk's view of its rows' state."""
 
     ring: RingWindow
+    layers: tuple[RingKV, ...]
     tails: TailWindow
     #: None: no recording ends within a frame of this chunk.
     end: RecordingEnd | None
@@ -112,5 +114,5 @@ class CodecEncoder(nn.Module):
         for block in self.blocks:
             x_BCT = block(x_BCT, window)
         x_BTD = self.latent_conv(F.elu(x_BCT), window.tails).transpose(1, 2)
-        x_BCT = self.transformer(x_BTD, window.ring).transpose(1, 2)
+        x_BCT = self.transformer(x_BTD, window.ring, window.layers).transpose(1, 2)
         return self.quantizer(window.strided(self.frame_conv, x_BCT).transpose(1, 2), n_codebooks)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.kernels.types.packed import RingWindow
 from hocket.models.layers.basic import RopeTables, half_rope_tables, rotate_halves
-from hocket.models.layers.codec_state import RingWindow
+from hocket.models.layers.codec_state import RingKV
 from hocket.models.qwen3_codec.config import TransformerSpec
 
 
@@ -20,6 +21,7 @@ class AttentionPlan:
     #: [B, T, 1, head_dim]
     rope: RopeTables
     window: RingWindow
+    layers: tuple[RingKV, ...]
 
 
 class PlainMLP(nn.Module):
@@ -55,12 +57,14 @@ class TransformerLayer(nn.Module):
         heads_BTHD = qkv_BTE.view(*qkv_BTE.shape[:2], -1, self.head_dim)
         turning, value_BTGD = heads_BTHD.tensor_split([self.heads + self.kv_heads], dim=2)
         query_BTHD, key_BTGD = rotate_halves(turning, plan.rope).tensor_split([self.heads], dim=2)
-        key_BLGD, value_BLGD = plan.window.exchange(self.index, key_BTGD, value_BTGD)
+        window, ring = plan.window, plan.layers[self.index]
+        window.write(ring.keys, key_BTGD)
+        window.write(ring.values, value_BTGD)
         attended_BHTD = F.scaled_dot_product_attention(
             query_BTHD.transpose(1, 2),
-            key_BLGD.transpose(1, 2),
-            value_BLGD.transpose(1, 2),
-            attn_mask=plan.window.visible,
+            window.read(ring.keys).transpose(1, 2),
+            window.read(ring.values).transpose(1, 2),
+            attn_mask=window.visible,
             enable_gqa=self.heads != self.kv_heads,
         )
         return attended_BHTD.transpose(1, 2).flatten(2)
@@ -74,10 +78,10 @@ class EncoderTransformer(nn.Module):
         self.spec = spec
         self.layers = nn.ModuleList(TransformerLayer(spec, i) for i in range(spec.layers))
 
-    def forward(self, x_BTD: Tensor, window: RingWindow) -> Tensor:
+    def forward(self, x_BTD: Tensor, window: RingWindow, layers: tuple[RingKV, ...]) -> Tensor:
         spec = self.spec
         rope = half_rope_tables(window.positions[..., None], spec.head_dim, spec.rope_base, x_BTD.dtype)
-        plan = AttentionPlan(rope, window)
+        plan = AttentionPlan(rope, window, layers)
         for layer in self.layers:
             x_BTD = layer(x_BTD, plan)
         return x_BTD

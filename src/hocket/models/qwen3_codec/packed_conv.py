@@ -2,50 +2,22 @@
 
 Activations are [M, C], channels last: a convolution is then a matrix product whose rows are windows, a transposed one
 too (each input makes `stride` outputs side by side), and the activations between them are computed where sums are.
-A row's last inputs lie one convolution after another in `CodecState.tails`, each [columns, channels].
+A row's last inputs lie one convolution after another in `CodecState.tails`, each [columns, channels]. Modules take
+the pack and these tails [rows, E].
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.types.packed_tail import PackedTail
-from hocket.models.layers.codec_state import PackedStreams
+from hocket.kernels.types.packed import Packed
 from hocket.models.qwen3_codec.conv import TailLayout, TailSpec
 
 #: Keeps a vanishing amplitude of Snake's from dividing by zero.
 MIN_SNAKE_BETA = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class TailPack:
-    """One pack's view of the tails of its streams; see `PackedTail`."""
-
-    #: [rows, E]
-    tails_RE: Tensor
-    streams: PackedStreams
-    #: int64 [F]: frames of its stream before each frame.
-    positions_F: Tensor
-
-    def of(self, spec: TailSpec) -> PackedTail:
-        """What one convolution takes."""
-        streams, columns, channels = self.streams, spec.columns, spec.channels
-        tails_RE = self.tails_RE[:, spec.place]
-        return PackedTail(
-            tails_RE.view(len(tails_RE), columns, channels),
-            spec.tokens_per_frame,
-            streams.rows_S,
-            streams.counts_S,
-            streams.firsts_S,
-            streams.frame_rows_F,
-            streams.frame_places_F,
-            self.positions_F,
-        )
 
 
 class SnakeBeta(nn.Module):
@@ -98,35 +70,46 @@ class PackedConv(nn.Module):
         self.filters = nn.Parameter(self.weight.detach().permute(2, 1, 0).contiguous(), requires_grad=False)
         del self.weight
 
-    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
+    def forward(self, x_MC: Tensor, pack: Packed, tails_RE: Tensor) -> Tensor:
         """[M, O]"""
-        out, _ = self._run(x_MC, tails, None, None, keep=True)
+        out, _ = self._run(x_MC, pack, tails_RE, None, None, keep=True)
         assert out is not None
         return out
 
-    def bent(self, x_MC: Tensor, tails: TailPack, snake: SnakeBeta, residual: Tensor | None = None) -> Tensor:
+    def bent(
+        self, x_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta, residual: Tensor | None = None
+    ) -> Tensor:
         """`snake` of the convolution plus `residual`: [M, O]."""
-        _, bent = self._run(x_MC, tails, residual, snake, keep=False)
+        _, bent = self._run(x_MC, pack, tails_RE, residual, snake, keep=False)
         assert bent is not None
         return bent
 
     def both(
-        self, x_MC: Tensor, tails: TailPack, snake: SnakeBeta, residual: Tensor | None = None
+        self, x_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The convolution plus `residual`, and `snake` of that: [M, O] each."""
-        out, bent = self._run(x_MC, tails, residual, snake, keep=True)
+        out, bent = self._run(x_MC, pack, tails_RE, residual, snake, keep=True)
         assert out is not None
         assert bent is not None
         return out, bent
 
     def _run(
-        self, x_MC: Tensor, tails: TailPack, residual: Tensor | None, snake: SnakeBeta | None, *, keep: bool
+        self,
+        x_MC: Tensor,
+        pack: Packed,
+        tails_RE: Tensor,
+        residual: Tensor | None,
+        snake: SnakeBeta | None,
+        *,
+        keep: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
-        tail = None if self.tail is None else tails.of(self.tail)
+        tails_RPC = None if self.tail is None else self.tail.of(tails_RE)
         factors = None if snake is None else (snake.rate, snake.gain)
-        out, bent = ops.causal_conv(x_MC, tail, self.filters, self.bias, self.dilation, residual, factors, keep)
-        if tail is not None:
-            ops.keep_tail(x_MC, tail)
+        out, bent = ops.causal_conv(
+            x_MC, pack, tails_RPC, self.filters, self.bias, self.dilation, residual, factors, keep
+        )
+        if tails_RPC is not None:
+            ops.keep_tail(x_MC, pack, tails_RPC)
         # A transposed convolution has made several tokens of each.
         shape = (-1, self.out_channels)
         return None if out is None else out.view(shape), None if bent is None else bent.view(shape)
@@ -172,9 +155,9 @@ class DepthwiseConv(nn.Module):
         self.filters = nn.Parameter(self.weight.detach()[:, 0].t().contiguous(), requires_grad=False)
         del self.weight
 
-    def forward(self, x_MC: Tensor, tails: TailPack) -> Tensor:
+    def forward(self, x_MC: Tensor, pack: Packed, tails_RE: Tensor) -> Tensor:
         """[M, C]"""
-        tail = tails.of(self.tail)
-        out_MC = ops.depthwise_conv(x_MC, tail, self.filters, self.bias)
-        ops.keep_tail(x_MC, tail)
+        tails_RPC = self.tail.of(tails_RE)
+        out_MC = ops.depthwise_conv(x_MC, pack, tails_RPC, self.filters, self.bias)
+        ops.keep_tail(x_MC, pack, tails_RPC)
         return out_MC
