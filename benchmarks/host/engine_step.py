@@ -45,7 +45,7 @@ from hocket.engine.runners.padding import frame_batch, packed_batch, prefill_bat
 from hocket.engine.runners.talker import FramesInFlight, PageTable
 from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
 from hocket.models.family import TalkerPlan
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 from hocket.server.profiles import load_profile
 
 MODEL = "moss-tts-local-v1.5"

@@ -80,10 +80,6 @@ class ChunkPolicy(StrictModel):
         """First, ramp, steady."""
         return (self.first_chunk_frames, *self.ramp_frames, self.steady_chunk_frames)
 
-    def width(self, frames: int) -> int:
-        """The smallest size that holds `frames`."""
-        return next(size for size in self.sizes if size >= frames)
-
 
 class RunawayPolicy(StrictModel):
     """When speech that never stops is ended: too long for its text, in a loop, or silent for good. 0 turns off."""

@@ -16,7 +16,7 @@ from hocket.audio.io import FORMATS, encode_audio
 from hocket.core import SpeechRequest
 from hocket.errors import InvalidRequestError
 from hocket.kernels.types.draw import DrawParams
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 from hocket.server.app import create_app
 from hocket.server.schemas import ALIASES
 from hocket.server.settings import ServerSettings

@@ -22,8 +22,7 @@ from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
-from hocket.models.sampling.batch import SamplingBatch
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling, SamplingBatch
 from hocket.text.tokenizer import TextTokenizer
 from tests.support import paths
 from tests.support.sampling import sampling_batch

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hocket.engine.runners.sampling_state import SamplingState
-from hocket.models.sampling.batch import SamplingBatch
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling, SamplingBatch
 
 
 def sampling_batch(

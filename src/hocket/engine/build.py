@@ -29,7 +29,7 @@ from hocket.models.family import LoadedTalker, PromptBuilder
 from hocket.models.layers.basic import lay_out_for_cpu
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
 from hocket.models.registry import builtin_model, codec_folder, codec_plan, load_codec, load_talker, talker_plan
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 
 #: Weights under this many bytes are run on one CPU thread where threads spin (`EngineConfig.cpu_threads`).
 _SMALL_WEIGHT_BYTES = 256 * 2**20

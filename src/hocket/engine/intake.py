@@ -51,7 +51,8 @@ class Intake:
         """
         if not isinstance(request, SpeechRequest):
             raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
-        return with_reference_of_voice(normalize_request(request, self._info.text_front), self._parts.voices)
+        request = normalize_request(request, self._info.text_front)
+        return request if request.voice is None else with_reference_of_voice(request, self._parts.voices)
 
     @property
     def is_full(self) -> bool:

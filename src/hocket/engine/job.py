@@ -21,7 +21,7 @@ from hocket.engine.references.encoder import Key
 from hocket.engine.scheduling.request import Request
 from hocket.engine.scheduling.runaway import SilenceDetector
 from hocket.errors import HocketError
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 
 _NO_PROMPT = PromptRows(np.empty((0, 0), np.int64), np.empty((0, 0), np.int64))
 

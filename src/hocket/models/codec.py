@@ -75,6 +75,11 @@ class Codec(nn.Module):
     #: Whether `decode_packed` exists: chunks of any sizes in one batch, without padding.
     packs = False
 
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._n_codebooks, self._codebook_size = config.n_codebooks, config.codebook_size
+
     @abstractmethod
     def finalize(self) -> None:
         """Compute what follows from the weights alone, such as lookup tables."""
@@ -225,17 +230,14 @@ class Codec(nn.Module):
         self._check_n_codebooks(codes.shape[-1])
         if check_values and codes.numel():
             low, high = (int(bound) for bound in codes.aminmax())
-            if low < 0 or high >= self.config.codebook_size:
+            if low < 0 or high >= self._codebook_size:
                 raise InvalidRequestError(
-                    f"codes must be 0 .. {self.config.codebook_size - 1}, got {low} .. {high}; "
-                    "remove padding before decoding"
+                    f"codes must be 0 .. {self._codebook_size - 1}, got {low} .. {high}; remove padding before decoding"
                 )
 
     def _check_n_codebooks(self, n_codebooks: int | None) -> int:
         if n_codebooks is None:
-            return self.config.n_codebooks
-        if not 1 <= n_codebooks <= self.config.n_codebooks:
-            raise InvalidRequestError(
-                f"this codec has {self.config.n_codebooks} codebooks, {n_codebooks} were asked for"
-            )
+            return self._n_codebooks
+        if not 1 <= n_codebooks <= self._n_codebooks:
+            raise InvalidRequestError(f"this codec has {self._n_codebooks} codebooks, {n_codebooks} were asked for")
         return n_codebooks

@@ -20,7 +20,7 @@ from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.weights import WeightEntry, load_weights
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
 from hocket.models.codec import Codec, CodecConfig
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 from hocket.models.talker import Talker, TalkerConfig
 
 #: Fields of a request that are the same in every family. A builder declares which of the others it takes.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hocket.core import VoiceTraits
 from hocket.kernels.types.paged import PagedBatch
 from hocket.models.layers.kv_cache import KVPages, KVShape
-from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling import SamplingBatch
 
 
 class TalkerConfig(KVShape, Protocol):

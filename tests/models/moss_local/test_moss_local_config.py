@@ -18,7 +18,7 @@ from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 
 GOLDEN = paths.GOLDEN / "local_tiny"
 REMOVED = object()

@@ -22,8 +22,7 @@ from hocket.models.layers.kv_cache import KVPages
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
-from hocket.models.sampling.batch import SamplingBatch
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling, SamplingBatch
 
 GOLDEN = paths.GOLDEN / "local_tiny"
 CASES = ("plain", "one_ref", "two_ref", "continuation", "fields")

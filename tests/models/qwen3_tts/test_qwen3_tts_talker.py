@@ -26,7 +26,7 @@ from hocket.kernels.cpu.sampling import draw_at
 from hocket.kernels.reference.philox import uniforms
 from hocket.kernels.reference.sampling import probabilities
 from hocket.kernels.types.draw import DrawArgs, DrawParams
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
 

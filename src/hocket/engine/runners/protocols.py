@@ -13,7 +13,7 @@ from hocket.core import PromptRows
 from hocket.engine.runners.codec import DecodedChunk, SamplesInFlight, StateSlot
 from hocket.engine.runners.talker import FramesInFlight, PageTable
 from hocket.engine.scheduling.request import DecodeBatch, FrameBatch, PrefillItem
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 
 
 class FrameRunner(Protocol):

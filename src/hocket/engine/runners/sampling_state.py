@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hocket.engine.runners.device import bits_of, floats_of
 from hocket.kernels.types.draw import DrawArgs, DrawParams
-from hocket.models.sampling.batch import SamplingBatch
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling, SamplingBatch
 
 #: Whether a parameter is an integer, in the order of `DrawParams` and of `DrawArgs`.
 _IS_INTEGER = {field.name: isinstance(field.default, int) for field in fields(DrawParams)}

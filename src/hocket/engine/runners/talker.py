@@ -24,7 +24,7 @@ from hocket.engine.scheduling.request import FrameBatch, PrefillItem
 from hocket.kernels.types.draw import DrawParams
 from hocket.kernels.types.paged import PagedBatch
 from hocket.models.layers.kv_cache import KVPages
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 from hocket.models.talker import Talker
 
 #: Rows of every decode batch, and pages of every prefill batch, in strict mode, whatever the load and the engine's
@@ -77,6 +77,7 @@ class TalkerRunner:
         config = talker.config
         parameter = next(talker.parameters())
         self.talker = talker
+        self._frame_text_id = talker.config.frame_text_id
         self._device, self._dtype = parameter.device, parameter.dtype
         self._page_rows = page_rows
         self._strict = strict
@@ -132,7 +133,7 @@ class TalkerRunner:
 
         It may not stop before frame `min_frames`.
         """
-        texts = np.full(self._texts_RF.shape[1], self.talker.config.frame_text_id, np.int64)
+        texts = np.full(self._texts_RF.shape[1], self._frame_text_id, np.int64)
         given = prompt.frame_texts[: len(texts)]
         texts[: len(given)] = given
         numbers = self._sampling.start(row, sampling, seed, min_frames)

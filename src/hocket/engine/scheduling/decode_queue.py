@@ -103,7 +103,8 @@ class DecodeQueue:
         items = self._send_all(chosen, self._ready, now)
         self._in_flight += 1
         if not self._fixed_chunks:
-            width = self.policy.width(max(item.count for item in items))
+            longest = max(item.count for item in items)
+            width = next(size for size in self.policy.sizes if size >= longest)
         return DecodeBatch(items, width)
 
     def _first_batch(self, now: float) -> DecodeBatch:

@@ -45,8 +45,7 @@ class MossCodec(Codec):
     packs = True
 
     def __init__(self, config: MossCodecConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.encoder = nn.ModuleList(_stage(spec, PatchMerge) for spec in config.encoder)
         self.quantizer = ResidualLFQ(config.quantizer)
         self.decoder = nn.ModuleList(_stage(spec, PatchSplit) for spec in config.decoder)

@@ -125,6 +125,7 @@ class CodecTransformer(nn.Module):
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
         self.spec = spec
+        self._head_dim = spec.head_dim
         self.input_proj = nn.Linear(spec.input_dim, spec.width, bias=False) if spec.has_input_proj else None
         layers = nn.ModuleList(CodecLayer(spec, i) for i in range(spec.layers))
         self.layers = cast("Sequence[CodecLayer]", layers)
@@ -171,7 +172,7 @@ class CodecTransformer(nn.Module):
     def _whole_plan(self, x_BTD: Tensor) -> WholePlan:
         tokens, context = x_BTD.shape[1], self.spec.context_tokens
         positions_BT = torch.arange(tokens, device=x_BTD.device)[None]
-        rotations = Rotations.of(positions_BT, self.spec.head_dim, self.spec.rope_base)
+        rotations = Rotations.of(positions_BT, self._head_dim, self.spec.rope_base)
         if tokens <= context:
             return WholePlan(rotations, None)
         ones_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=x_BTD.device)

@@ -58,13 +58,14 @@ class DepthTransformer(nn.Module):
     def __init__(self, config: DepthConfig) -> None:
         super().__init__()
         self.config = config
+        self._head_dim = config.head_dim
         self.blocks = cast("Sequence[DepthBlock]", nn.ModuleList(DepthBlock(config) for _ in range(config.layers)))
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
 
     def new_cache(self, batch: int, dtype: torch.dtype, device: torch.device) -> DepthCache:
         """An uninitialised cache for one frame of `batch` rows; a position is read only after it was written."""
         config = self.config
-        shape = (config.layers, batch, config.heads, config.positions, config.head_dim)
+        shape = (config.layers, batch, config.heads, config.positions, self._head_dim)
         keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
         return DepthCache(keys, values, self._rope(config.positions, dtype, device))
 
@@ -98,4 +99,4 @@ class DepthTransformer(nn.Module):
 
     def _rope(self, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTables:
         config = self.config
-        return pair_rope_tables(torch.arange(positions, device=device), config.head_dim, config.rope_base, dtype)
+        return pair_rope_tables(torch.arange(positions, device=device), self._head_dim, config.rope_base, dtype)

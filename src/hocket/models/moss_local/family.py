@@ -16,7 +16,7 @@ from hocket.models.moss_local.prompt import MossLocalPrompt
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
 from hocket.models.moss_local.workload import ContinuationPrompt
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
 #: Recommended for audio codes by the model's authors (spec/moss 1.6).

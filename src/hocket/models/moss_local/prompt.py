@@ -25,6 +25,7 @@ class MossLocalPrompt:
         # Pieces are tokenised one by one and their ids put side by side, as in training: tokens that would form across
         # the border of two pieces never do.
         encode = tokenizer.encode
+        self._n_vq = config.n_vq
         self._head = [config.im_start_token_id, *encode("user\n"), *encode("<user_inst>\n- Reference(s):\n")]
         self._no_reference = encode("None")
         self._turn = [
@@ -66,14 +67,14 @@ class MossLocalPrompt:
             parts.append(self._audio_rows(config.audio_user_slot_token_id, reference_FN))
             parts.append(self._text_rows([config.audio_end_token_id]))
         parts.append(self._text_rows([*fields, *self._tokenizer.encode(request.text), *self._turn]))
-        return PromptRows(np.concatenate(parts), np.empty((0, config.n_vq), np.int64))
+        return PromptRows(np.concatenate(parts), np.empty((0, self._n_vq), np.int64))
 
     def frame_rows(self, codes_FN: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows [F, 1 + n_vq] of generated frames, as they follow a prompt: what training lays out too."""
         return self._audio_rows(self._config.audio_assistant_slot_token_id, codes_FN)
 
     def _text_rows(self, ids: list[int]) -> NDArray[np.int64]:
-        rows = np.full((len(ids), 1 + self._config.n_vq), self._config.audio_pad_code, np.int64)
+        rows = np.full((len(ids), 1 + self._n_vq), self._config.audio_pad_code, np.int64)
         rows[:, 0] = ids
         return rows
 
@@ -82,7 +83,7 @@ class MossLocalPrompt:
 
     def _checked(self, codes: NDArray[np.int64], number: int) -> NDArray[np.int64]:
         """The first `n_vq` codebooks of reference `number`, every code inside its codebook."""
-        n_vq = self._config.n_vq
+        n_vq = self._n_vq
         if (
             not np.issubdtype(codes.dtype, np.integer)
             or codes.ndim != 2

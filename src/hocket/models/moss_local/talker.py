@@ -10,7 +10,7 @@ from hocket.kernels import ops
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.depth import DepthTransformer
-from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling import SamplingBatch
 from hocket.models.talker import FrameLayers, Talker
 
 #: Rows of the stop head: 0 goes on, 1 ends the speech.
@@ -75,16 +75,17 @@ class MossLocalTalker(Talker):
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """As the base class says (spec/moss 1.5). Noise has slot k for code k, and slot N for the stop decision."""
-        config = self.config
-        noise = sampling.noise(frame_B, config.n_vq + 1)
+        sizes = self.config.audio_codebook_sizes
+        stop_slot = len(sizes)
+        noise = sampling.noise(frame_B, stop_slot + 1)
         cache = self.depth.new_cache(hidden_BD.shape[0], hidden_BD.dtype, hidden_BD.device)
         y_BD = self.depth.step(hidden_BD, 0, cache)
-        stop_B = ops.draw(self.stop_logits(y_BD), sampling.stop, noise, config.n_vq) == STOP
+        stop_B = ops.draw(self.stop_logits(y_BD), sampling.stop, noise, stop_slot) == STOP
         # Between two choices, taking the stop back is the same as masking its logit.
         stop_B = stop_B & (frame_B >= sampling.min_frames_B)
         codes: list[Tensor] = []
         x_BD = hidden_BD
-        for k, size in enumerate(config.audio_codebook_sizes):
+        for k, size in enumerate(sizes):
             if k > 0:
                 y_BD = self.depth.step(x_BD, k, cache)
             seen_BV = None if seen_BNV is None else seen_BNV[:, k, :size]

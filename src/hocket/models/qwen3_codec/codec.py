@@ -29,8 +29,7 @@ class Qwen3Codec(Codec):
     packs = True
 
     def __init__(self, config: Qwen3CodecConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.decoder = CodecDecoder(config.decoder)
         self.encoder = CodecEncoder(config.encoder, config.frame_samples)
 

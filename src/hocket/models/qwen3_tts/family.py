@@ -25,7 +25,7 @@ from hocket.models.qwen3_tts.speaker import SpeakerConfig, SpeakerEncoder, speak
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
 from hocket.models.qwen3_tts.workload import CustomVoicePrompt
-from hocket.models.sampling.params import ResolvedSampling
+from hocket.models.sampling import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
 #: What the first part of a parameter's path is called in a report.

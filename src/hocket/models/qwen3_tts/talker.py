@@ -13,7 +13,7 @@ from hocket.kernels.reference.philox import FrameNoise
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.qwen3_tts.config import MIN_FRAMES, Qwen3TtsConfig
 from hocket.models.qwen3_tts.predictor import CodePredictor
-from hocket.models.sampling.batch import SamplingBatch
+from hocket.models.sampling import SamplingBatch
 from hocket.models.talker import FrameLayers, Talker
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters of one request: a family's recommendation, overridden by what the request gives."""
+"""How a request draws its frames, and how the rows of a batch do."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from torch import Tensor
+
 from hocket.core import Sampling, SamplingFields
 from hocket.errors import InvalidRequestError, Template
-from hocket.kernels.types.draw import DrawParams
+from hocket.kernels.reference.philox import FrameNoise
+from hocket.kernels.types.draw import DrawArgs, DrawParams
 
 #: Begins the names of the fields that say how a predictor draws.
 _PREDICTOR = "predictor_"
@@ -72,3 +75,23 @@ def _given(sampling: SamplingFields) -> dict[str, Any]:
 def _replaced(params: DrawParams, given: Mapping[str, Any], prefix: str = "") -> DrawParams:
     changes = {name: given[prefix + name] for name in _NAMES if prefix + name in given}
     return replace(params, **changes) if changes else params
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingBatch:
+    """Sampling parameters of B rows, for each kind of draw that a frame has."""
+
+    #: For all codes, or for code 0 when a predictor draws the others.
+    codes: DrawArgs
+    #: For the codes that a predictor draws.
+    predicted: DrawArgs
+    #: For the decision to stop, where a family draws it by itself.
+    stop: DrawArgs
+    #: int64 [B], 0 .. 2**63 - 1: the Philox key.
+    seed_B: Tensor
+    #: int64 [B]: frames that a row must have before it may stop.
+    min_frames_B: Tensor
+
+    def noise(self, frame_B: Tensor, slots: int) -> FrameNoise:
+        """The noise of the rows' frames `frame_B` (int64 [B]), in `slots` slots."""
+        return FrameNoise(self.seed_B, frame_B, slots)
