@@ -91,7 +91,6 @@ def test_only_config_reads_the_environment() -> None:
             assert "getenv" not in text, path
 
 
-@pytest.mark.xfail(reason="some folders have yet to say their role")
 def test_every_folder_says_its_role() -> None:
     for path in modules().values():
         if path.name == "__init__.py" and "src" in path.parts:

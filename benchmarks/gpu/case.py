@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.gpu.tools import floor_us
 from hocket.kernels import ops
-from hocket.kernels.types.scaled import Scaled
+from hocket.kernels.types import Scaled
 
 AnyOperation = ops.Operation[Any, ..., Any]
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn

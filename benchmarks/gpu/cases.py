@@ -18,9 +18,7 @@ from benchmarks.gpu.codec_cases import codec_cases
 from hocket.bench.engine.random_model import plans
 from hocket.kernels import ops
 from hocket.kernels.reference.philox import FrameNoise
-from hocket.kernels.types.draw import DrawArgs
-from hocket.kernels.types.paged import PagedBatch, PagedPlan
-from hocket.kernels.types.scaled import Scaled
+from hocket.kernels.types import DrawArgs, PagedBatch, PagedPlan, Scaled
 from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
 from hocket.models.layers.qwen3 import Qwen3Backbone
 from hocket.models.layers.qwen3_config import Qwen3BackboneConfig

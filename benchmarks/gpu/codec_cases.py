@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.case import BF16, F32, AnyOperation, Case, kernel, product, randn
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Packed, RingWindow
+from hocket.kernels.types import Packed, RingWindow
 from hocket.models.codec import Codec, ConvShape, RingStage
 
 

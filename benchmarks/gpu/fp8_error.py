@@ -23,7 +23,7 @@ from torch import Tensor
 from hocket.bench.engine.random_model import loaded_models, random_models
 from hocket.bench.environment import device_facts, now
 from hocket.engine.build import parse_device
-from hocket.kernels.types.paged import FP8, PagedBatch
+from hocket.kernels.types import FP8, PagedBatch
 from hocket.models.codec import Codec
 from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import quantize_models

@@ -43,7 +43,7 @@ from hocket.engine.runners.codec import CodecRunner
 from hocket.engine.runners.device import Launcher
 from hocket.engine.runners.padding import PrefillSlice
 from hocket.engine.runners.talker import TalkerRunner
-from hocket.kernels.types.paged import FP8
+from hocket.kernels.types import FP8
 from hocket.models.codec import Codec
 from hocket.models.family import LoadedTalker
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from hocket.kernels.gpu import causal_conv
 from hocket.kernels.reference import conv as reference_conv
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 from tests.support.close import assert_close
 
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

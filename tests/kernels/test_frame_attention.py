@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from hocket.kernels.gpu import frame_attention
 from hocket.kernels.reference import talker as reference
-from hocket.kernels.types.scaled import Scaled
+from hocket.kernels.types import Scaled
 from hocket.models.layers.basic import half_rope_tables, pair_rope_tables
 from tests.support.close import some_product
 

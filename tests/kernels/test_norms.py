@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from hocket.kernels.gpu import norms
 from hocket.kernels.reference import talker as reference
-from hocket.kernels.types.scaled import Rows8
+from hocket.kernels.types import Rows8
 from tests.support.close import assert_close, assert_fp8_close, assert_fp8_equal, some_product
 
 EPS = 1e-5

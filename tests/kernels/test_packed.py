@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hocket.kernels.types.packed import Packed, RingWindow
+from hocket.kernels.types import Packed, RingWindow
 
 
 def packed(rows: list[int], starts: list[int], counts: list[int], firsts: list[int], frames: int) -> Packed:

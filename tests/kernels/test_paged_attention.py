@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hocket.kernels import ops
 from hocket.kernels.reference import talker as reference
-from hocket.kernels.types.paged import PagedBatch, PagedPlan
+from hocket.kernels.types import PagedBatch, PagedPlan
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

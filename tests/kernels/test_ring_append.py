@@ -10,8 +10,7 @@ pytest.importorskip("triton")
 
 from hocket.kernels.gpu import ring_append
 from hocket.kernels.reference import rings as reference_rings
-from hocket.kernels.types.packed import Packed, RingWindow
-from hocket.kernels.types.scaled import Scaled
+from hocket.kernels.types import Packed, RingWindow, Scaled
 from hocket.models.moss_codec.transformer import Rotations
 from tests.support.close import assert_close, some_product
 

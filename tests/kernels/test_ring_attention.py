@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from hocket.kernels import ops
 from hocket.kernels.gpu.ring_attention import FLOAT_TILES, HALF_TILES, ring_attention, tile_of
-from hocket.kernels.types.packed import Packed, RingWindow
+from hocket.kernels.types import Packed, RingWindow
 from tests.support.close import some_product
 
 #: Queries with their rotations, where they belong, and rings.

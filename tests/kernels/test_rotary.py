@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from hocket.kernels.gpu import rotary
 from hocket.kernels.reference import talker as reference
-from hocket.kernels.types.scaled import Rows8, Scaled
+from hocket.kernels.types import Rows8, Scaled
 from hocket.models.layers.basic import half_rope_tables
 from tests.support.close import assert_close, assert_fp8_close
 

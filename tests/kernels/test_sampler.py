@@ -12,12 +12,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from hocket.kernels.cpu import sampling as cpu_sampling
+from hocket.kernels import cpu
 from hocket.kernels.gpu import sampler
 from hocket.kernels.reference import sampling
 from hocket.kernels.reference.philox import FrameNoise, uniforms
 from hocket.kernels.reference.sampling import draw_at, probabilities
-from hocket.kernels.types.draw import DrawArgs
+from hocket.kernels.types import DrawArgs
 
 #: Scores that overflow are meant to; the interpreter's NumPy warns of them.
 pytestmark = [
@@ -116,7 +116,7 @@ class _Batch:
         )
         first_B, last_B = near_B.amin(0), near_B.amax(0)
         assert code_B.dtype == torch.int64
-        columns = [sampling.draw, cpu_sampling.draw] if code_B.device.type == "cpu" else [sampling.draw]
+        columns = [sampling.draw, cpu.draw] if code_B.device.type == "cpu" else [sampling.draw]
         for expected_B in (draw(*self.arguments(slot), seen_BV) for draw in columns):
             assert ((first_B <= code_B) & (code_B <= last_B)).all(), (code_B, expected_B, first_B, last_B)
             assert (code_B != expected_B).sum() <= max(1, len(code_B) // 100)

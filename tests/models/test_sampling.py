@@ -14,11 +14,11 @@ from tests.support import paths
 from torch import Tensor
 
 from hocket.core import MAX_SEED
-from hocket.kernels.cpu import sampling as cpu_sampling
+from hocket.kernels import cpu
 from hocket.kernels.reference import sampling
 from hocket.kernels.reference.philox import philox4x32, uniforms
 from hocket.kernels.reference.sampling import probabilities
-from hocket.kernels.types.draw import DrawArgs
+from hocket.kernels.types import DrawArgs
 
 GOLDEN = paths.GOLDEN / "local_tiny" / "golden_local.safetensors"
 TRIPLES = [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.0, 1, 1.0), (1.0, 50, 0.95), (1.2, 25, 1.0), (1.7, 25, 0.8)]
@@ -34,7 +34,7 @@ def golden() -> dict[str, Tensor]:
     return load_file(GOLDEN)
 
 
-@pytest.fixture(scope="module", params=[sampling.draw_at, cpu_sampling.draw_at], ids=["reference", "cpu"])
+@pytest.fixture(scope="module", params=[sampling.draw_at, cpu.draw_at], ids=["reference", "cpu"])
 def draw(request: pytest.FixtureRequest) -> Draw:
     """Both forms of a draw."""
     return cast("Draw", request.param)

@@ -1,4 +1,4 @@
-"""A sampling parameter is named in `core` and `kernels/types/draw.py`; everything between carries whatever there is."""
+"""A sampling parameter is named in `core` and `kernels/types.py`; everything between carries whatever there is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.sampling import sampling_batch
 
 from hocket.core import Sampling, SamplingFields, SpeechRequest
-from hocket.kernels.types.draw import DrawArgs, DrawParams
+from hocket.kernels.types import DrawArgs, DrawParams
 from hocket.models.qwen3_tts.family import recommended_sampling
 from hocket.models.sampling import ResolvedSampling
 from hocket.server.schemas import SpeechBody

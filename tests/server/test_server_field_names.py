@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 from hocket.audio.io import FORMATS, encode_audio
 from hocket.core import SpeechRequest
 from hocket.errors import InvalidRequestError
-from hocket.kernels.types.draw import DrawParams
+from hocket.kernels.types import DrawParams
 from hocket.models.sampling import ResolvedSampling
 from hocket.server.app import create_app
 from hocket.server.schemas import ALIASES

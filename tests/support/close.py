@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.kernels.types.scaled import Rows8, Scaled
+from hocket.kernels.types import Rows8, Scaled
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:

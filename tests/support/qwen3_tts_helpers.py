@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hocket.checkpoint.weights import WeightEntry, load_weights, stored_tensors
 from hocket.core import PromptRows, SpeechRequest
-from hocket.kernels.types.draw import DrawParams
-from hocket.kernels.types.paged import PagedBatch
+from hocket.kernels.types import DrawParams, PagedBatch
 from hocket.models.layers.kv_cache import KVPages
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt

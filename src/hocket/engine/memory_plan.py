@@ -11,7 +11,7 @@ from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.runners.codec import PRIMING_SLOTS, STRICT_STREAMS, priming_sizes
 from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError
-from hocket.kernels.types.paged import FP8
+from hocket.kernels.types import FP8
 from hocket.models.codec import Codec
 from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.talker import TalkerConfig

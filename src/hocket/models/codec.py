@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InvalidRequestError
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 from hocket.models.layers.codec_state import CodecState, Direction, RingSpec, StateSpec
 
 #: Frames per step when a whole recording is coded: bounds memory whatever its length.

@@ -11,7 +11,7 @@ from torch import Tensor
 from hocket.core import Sampling, SamplingFields
 from hocket.errors import InvalidRequestError, Template
 from hocket.kernels.reference.philox import FrameNoise
-from hocket.kernels.types.draw import DrawArgs, DrawParams
+from hocket.kernels.types import DrawArgs, DrawParams
 
 #: Begins the names of the fields that say how a predictor draws.
 _PREDICTOR = "predictor_"

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from torch import Tensor, nn
 
 from hocket.core import VoiceTraits
-from hocket.kernels.types.paged import PagedBatch
+from hocket.kernels.types import PagedBatch
 from hocket.models.layers.kv_cache import KVPages, KVShape
 from hocket.models.sampling import SamplingBatch
 

@@ -1,0 +1,1 @@
+"""Text on its way to tokens: `tokenizer`, `join`, `segment`, `pauses`, `normalize`."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.kernels.types.paged import FP8, SCRATCH_PAGE, PagedBatch
+from hocket.kernels.types import FP8, SCRATCH_PAGE, PagedBatch
 from hocket.models.layers.basic import (
     RMSNorm,
     half_rope_tables,

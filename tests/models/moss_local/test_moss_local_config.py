@@ -13,7 +13,7 @@ from tests.support import paths
 from tests.support.sampling import sampling_batch
 
 from hocket.errors import ConfigError
-from hocket.kernels.types.draw import DrawParams
+from hocket.kernels.types import DrawParams
 from hocket.models.layers.kv_cache import kv_bytes_per_row
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker

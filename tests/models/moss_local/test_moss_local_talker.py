@@ -14,10 +14,9 @@ from tests.support.sampling import sampling_batch
 from torch import Tensor
 
 from hocket.checkpoint.weights import load_weights
-from hocket.kernels.cpu.sampling import draw_at
+from hocket.kernels.cpu import draw_at
 from hocket.kernels.reference.philox import uniforms
-from hocket.kernels.types.draw import DrawArgs, DrawParams
-from hocket.kernels.types.paged import PagedBatch
+from hocket.kernels.types import DrawArgs, DrawParams, PagedBatch
 from hocket.models.layers.kv_cache import KVPages
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker

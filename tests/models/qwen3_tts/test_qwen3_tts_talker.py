@@ -22,10 +22,10 @@ from tests.support.qwen3_tts_helpers import (
 from tests.support.sampling import sampling_batch
 from torch import Tensor
 
-from hocket.kernels.cpu.sampling import draw_at
+from hocket.kernels.cpu import draw_at
 from hocket.kernels.reference.philox import uniforms
 from hocket.kernels.reference.sampling import probabilities
-from hocket.kernels.types.draw import DrawArgs, DrawParams
+from hocket.kernels.types import DrawArgs, DrawParams
 from hocket.models.sampling import ResolvedSampling
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())

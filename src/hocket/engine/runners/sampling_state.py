@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.engine.runners.device import bits_of, floats_of
-from hocket.kernels.types.draw import DrawArgs, DrawParams
+from hocket.kernels.types import DrawArgs, DrawParams
 from hocket.models.sampling import ResolvedSampling, SamplingBatch
 
 #: Whether a parameter is an integer, in the order of `DrawParams` and of `DrawArgs`.

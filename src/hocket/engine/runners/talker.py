@@ -21,8 +21,7 @@ from hocket.engine.runners.padding import PrefillSlice, frame_batch, prefill_bat
 from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingState
 from hocket.engine.scheduling.memory import SCRATCH_PAGE
 from hocket.engine.scheduling.request import FrameBatch, PrefillItem
-from hocket.kernels.types.draw import DrawParams
-from hocket.kernels.types.paged import PagedBatch
+from hocket.kernels.types import DrawParams, PagedBatch
 from hocket.models.layers.kv_cache import KVPages
 from hocket.models.sampling import ResolvedSampling
 from hocket.models.talker import Talker

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.gpu.rows import rounded
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 
 #: Programs that keep every processor busy.
 _ENOUGH_PROGRAMS = 128

@@ -22,7 +22,7 @@ from hocket.kernels.gpu.rows import (
     store_rows,
     targets,
 )
-from hocket.kernels.types.scaled import Rows8, Scaled, operands
+from hocket.kernels.types import Rows8, Scaled, operands
 
 _COLUMNS = 1024
 #: From so many results on a tile has four rows of 1,024, so that there are fewer programs to launch.

@@ -23,7 +23,7 @@ from hocket.kernels.gpu.rows import (
     targets,
     triton_dtype,
 )
-from hocket.kernels.types.scaled import Rows8, Scaled, operands
+from hocket.kernels.types import Rows8, Scaled, operands
 
 #: Columns of a program that needs no whole row.
 _COLUMNS = 1024

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.gpu.rotary import scale_exponent
-from hocket.kernels.types.paged import PagedPlan
+from hocket.kernels.types import PagedPlan
 
 ENOUGH_PROGRAMS = 1024  # about eight for each of an H200's 132 processors
 MOST_SPLITS = 16

@@ -19,8 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.gpu.rows import load_scaled
-from hocket.kernels.types.packed import RingWindow
-from hocket.kernels.types.scaled import Scaled, operands
+from hocket.kernels.types import RingWindow, Scaled, operands
 
 #: Two vectors of 16 bytes a thread of bfloat16 keys, and as many of values.
 ELEMENTS = 2048

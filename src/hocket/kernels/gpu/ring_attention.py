@@ -21,8 +21,7 @@ from torch import Tensor
 
 from hocket.kernels.gpu.ring_append import rotated
 from hocket.kernels.gpu.rows import load_scaled
-from hocket.kernels.types.packed import RingWindow
-from hocket.kernels.types.scaled import Scaled, operands
+from hocket.kernels.types import RingWindow, Scaled, operands
 
 #: exp(x) = 2 ** (x * LOG2_E); the hardware has only the latter.
 LOG2_E = 1.4426950408889634

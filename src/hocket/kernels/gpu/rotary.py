@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.gpu.rows import load_scaled, rounded
-from hocket.kernels.types.scaled import Scaled, operands
+from hocket.kernels.types import Scaled, operands
 
 _ELEMENTS = 1024
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hocket.kernels.types.scaled import Rows8
+from hocket.kernels.types import Rows8
 
 #: The least that a row's largest magnitude counts as: its scale and the scale's inverse are normal numbers.
 _LEAST_LARGEST = tl.constexpr(448.0 * 2.0**-126)

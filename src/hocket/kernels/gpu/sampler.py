@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hocket.kernels.reference.philox import UNIFORM_BITS, FrameNoise
-from hocket.kernels.types.draw import DrawArgs
+from hocket.kernels.types import DrawArgs
 
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 
 #: Elements of an unfolded piece: a CPU's cache holds it.
 _UNFOLDED_ELEMENTS = 2**20

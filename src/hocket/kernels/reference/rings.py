@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels.types.packed import RingWindow
-from hocket.kernels.types.scaled import Scaled, plain
+from hocket.kernels.types import RingWindow, Scaled, plain
 
 
 def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:

@@ -1,7 +1,7 @@
 """How a code is drawn (spec/moss 1.6): pure functions of logits, per-row parameters and noise (`philox.py`).
 
 Every row has its own parameters and nothing branches on their values, so the result for a row is the same, bit for bit,
-whatever else is in the batch. The sampling kernel is tested against this; a CPU draws in `kernels.cpu.sampling`.
+whatever else is in the batch. The sampling kernel is tested against this; a CPU draws in `kernels.cpu`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels.reference.philox import UNIFORM_BITS, FrameNoise
-from hocket.kernels.types.draw import DrawArgs
+from hocket.kernels.types import DrawArgs
 
 #: Probabilities become integers in units of 2**-32 for the draw: summing integers is exact in any order.
 _WEIGHT_SCALE = 2.0**32

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels.types.paged import PagedPlan
-from hocket.kernels.types.scaled import Rows8, Scaled, plain
+from hocket.kernels.types import PagedPlan, Rows8, Scaled, plain
 
 # ---- matrix products
 
@@ -168,7 +167,7 @@ def norm_rotate_append(
     qkv_MHK = torch.unflatten(qkv_ME, -1, (-1, size))
     heads = qkv_MHK.shape[1] - 2 * groups
     # Queries and keys are normed and rotated as one: on a CPU that halves the small operations.
-    qk_MHK, v_MGK = qkv_MHK.split((heads + groups, groups), 1)
+    qk_MHK, v_MGK = qkv_MHK[:, : heads + groups], qkv_MHK[:, heads + groups :]
     weight_HK = torch.cat((q_weight_K.expand(heads, -1), k_weight_K.expand(groups, -1)))
     qk_MHK = F.rms_norm(qk_MHK, (size,), None, eps) * weight_HK
     qk_MHK = qk_MHK * cos_MK[:, None] + qk_MHK.roll(size // 2, -1) * sin_MK[:, None]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hocket.errors import InvalidRequestError
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Packed, RingWindow
+from hocket.kernels.types import Packed, RingWindow
 
 Direction = Literal["encoder", "decoder"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.kernels import ops
-from hocket.kernels.types.scaled import Rows8, Scaled
+from hocket.kernels.types import Rows8, Scaled
 
 #: The library's kernels want both sizes of a weight to be multiples of this (16 bytes).
 _SIZE_MULTIPLE = 16

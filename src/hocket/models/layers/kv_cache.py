@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hocket.kernels.types.paged import FP8, SCALE_DTYPE
+from hocket.kernels.types import FP8, SCALE_DTYPE
 
 
 class KVShape(Protocol):

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from hocket.checkpoint.weights import WeightEntry
 from hocket.kernels import ops
-from hocket.kernels.types.paged import PagedBatch, PagedPlan
-from hocket.kernels.types.scaled import Scaled, plain
+from hocket.kernels.types import PagedBatch, PagedPlan, Scaled, plain
 from hocket.models.layers.basic import RMSNorm, RopeTables, half_rope_tables, rotate_halves
 from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
 from hocket.models.layers.kv_cache import FrameKV, KVPages

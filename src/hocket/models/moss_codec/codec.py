@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 from hocket.models.codec import Codec, RingStage
 from hocket.models.layers.codec_state import CodecState, Direction, StateSpec
 from hocket.models.moss_codec.config import MossCodecConfig, StageSpec, TransformerSpec

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Packed, RingWindow
-from hocket.kernels.types.scaled import Scaled, plain
+from hocket.kernels.types import Packed, RingWindow, Scaled, plain
 from hocket.models.layers.codec_state import RingKV, StageRings
 from hocket.models.layers.fp8 import Linear, QuantizableBlock, compute_dtype, takes_fp8
 from hocket.models.moss_codec.config import TransformerSpec
@@ -141,7 +140,7 @@ class CodecTransformer(nn.Module):
             plan = self._whole_plan(x_BTD)
         else:
             window = rings.window(pack)
-            turns_MK = ops.pair_turns(window, self.spec.head_dim, self.spec.rope_base)
+            turns_MK = ops.pair_turns(window, self._head_dim, self.spec.rope_base)
             plan = StreamPlan(turns_MK, window, rings.layers)
         if self.input_proj is not None:
             x_BTD = self.input_proj(x_BTD.to(self.input_proj.weight.dtype))

@@ -1,0 +1,1 @@
+"""MOSS-TTS-Local v1.5: backbone and depth transformer. `family.talker_plan` is its face."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.types.scaled import Scaled, plain
+from hocket.kernels.types import Scaled, plain
 from hocket.models.layers.basic import RopeTables, pair_rope_tables, rotate_pairs
 from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
 from hocket.models.moss_local.config import DepthConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hocket.checkpoint.weights import load_weights
-from hocket.kernels.types.draw import DrawParams
+from hocket.kernels.types import DrawParams
 from hocket.models.family import LoadedTalker, TalkerPlan
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.prompt import MossLocalPrompt

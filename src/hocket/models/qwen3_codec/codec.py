@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import InvalidRequestError
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 from hocket.models.codec import Codec, ConvShape, RingStage
 from hocket.models.layers.codec_state import CodecState, Direction, StateSpec
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig

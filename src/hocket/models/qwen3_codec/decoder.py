@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 from hocket.models.layers.basic import RMSNorm
 from hocket.models.layers.codec_state import CodecState
 from hocket.models.qwen3_codec.config import DecoderSpec

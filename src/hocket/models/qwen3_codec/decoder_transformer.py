@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Packed, RingWindow
+from hocket.kernels.types import Packed, RingWindow
 from hocket.models.layers.basic import RMSNorm
 from hocket.models.layers.codec_state import RingKV, StageRings
 from hocket.models.qwen3_codec.config import TransformerSpec

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.kernels.types.packed import RingWindow
+from hocket.kernels.types import RingWindow
 from hocket.models.layers.basic import RopeTables, half_rope_tables, rotate_halves
 from hocket.models.layers.codec_state import RingKV
 from hocket.models.qwen3_codec.config import TransformerSpec

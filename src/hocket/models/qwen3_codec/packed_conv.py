@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.kernels import ops
-from hocket.kernels.types.packed import Packed
+from hocket.kernels.types import Packed
 from hocket.models.qwen3_codec.conv import TailLayout, TailSpec
 
 #: Keeps a vanishing amplitude of Snake's from dividing by zero.

@@ -17,7 +17,7 @@ from hocket.checkpoint.config_file import config_error
 from hocket.checkpoint.weights import WeightEntry, load_weights
 from hocket.core import SamplingFields
 from hocket.errors import CheckpointError, ConfigError
-from hocket.kernels.types.draw import DrawParams
+from hocket.kernels.types import DrawParams
 from hocket.models.family import LoadedTalker, TalkerPlan
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
