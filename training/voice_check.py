@@ -49,10 +49,10 @@ class Bound:
     figure: str
     #: The product's goal.
     target: float
-    is_least: bool = False
+    is_minimum: bool = False
 
     def holds(self, value: float, limit: float) -> bool:
-        return value >= limit if self.is_least else value <= limit
+        return value >= limit if self.is_minimum else value <= limit
 
 
 #: By option: `--max-KEY` or `--min-KEY`.
@@ -61,11 +61,11 @@ BOUNDS = {
     "cer": Bound("CER, default voice", 0.05),
     "voices-wer": Bound("WER, other built-in voices, mean", 0.12),
     "clone-wer": Bound("WER, cloned voices, mean", 0.20),
-    "picked": Bound("right voice picked, built-in voices, mean", 0.95, is_least=True),
+    "picked": Bound("right voice picked, built-in voices, mean", 0.95, is_minimum=True),
     "mos-loss": Bound("predicted MOS below the teacher's, default voice", 0.7),
-    "stops": Bound("natural stops, share of texts of 1 to 40 words", 1.0, is_least=True),
+    "stops": Bound("natural stops, share of texts of 1 to 40 words", 1.0, is_minimum=True),
     "longest": Bound("longest of them / the teacher's", 2.5),
-    "words": Bound("single words recognised of 20", 18, is_least=True),
+    "words": Bound("single words recognised of 20", 18, is_minimum=True),
     "longest-word": Bound("longest single word, s", 2.0),
     "rtf": Bound("RTF, one stream", 0.25),
     "batch-rtf": Bound("RTF of each of eight streams", 0.6),
@@ -100,7 +100,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{part}", action="store_true", help="only this (and others asked for)")
     parser.add_argument("--targets", action="store_true", help="every bound that is not given is the product's goal")
     for key, bound in BOUNDS.items():
-        flag = f"--{'min' if bound.is_least else 'max'}-{key}"
+        flag = f"--{'min' if bound.is_minimum else 'max'}-{key}"
         parser.add_argument(flag, dest=f"bound_{key}", type=float, default=None, help=bound.figure)
     args = parser.parse_args(arguments)
     if args.codec_only and args.recordings == KEPT:
@@ -207,7 +207,9 @@ def broken(measured: dict[str, float], args: argparse.Namespace) -> list[str]:
             continue
         if key in measured:
             if not bound.holds(measured[key], limit):
-                wrong.append(f"{bound.figure} is {measured[key]:g}, {'least' if bound.is_least else 'most'} {limit:g}")
+                wrong.append(
+                    f"{bound.figure} is {measured[key]:g}, {'least' if bound.is_minimum else 'most'} {limit:g}"
+                )
         elif getattr(args, f"bound_{key}") is not None or is_whole(args):
             wrong.append(f"{bound.figure} was not measured")
     return wrong
@@ -276,7 +278,7 @@ def print_figures(report: dict[str, Any], args: argparse.Namespace, console: Con
         value, limit = report["figures"].get(key), limit_of(key, args)
         if value is None and limit is None:
             continue
-        sign = "≥" if bound.is_least else "≤"
+        sign = "≥" if bound.is_minimum else "≤"
         holds = "" if value is None or limit is None else "yes" if bound.holds(value, limit) else "NO"
         table.add_row(
             bound.figure, "-" if value is None else f"{value:g}", "" if limit is None else f"{sign} {limit:g}", holds

@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.gpu.case import BF16, FP8, Case, randn
 from hocket.bench.engine.random_model import plans
 
-#: Of a product: bf16; FP8 with one scale for each whole matrix, as Hocket's layers have it; FP8
+#: Kinds of products: bf16; FP8 with one scale for each whole matrix, as in Hocket's layers; FP8
 #: with a scale for each row and column, which the library does not have for all shapes.
 Kind = Literal["bf16", "fp8", "fp8 rows"]
 
