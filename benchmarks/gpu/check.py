@@ -1,14 +1,18 @@
 """Check in five minutes that Hocket computes on this GPU what it computes on a CPU, and how fast.
 
-    python -m benchmarks.gpu.check [--json FILE] [--only card,kernels,golden,full,bench] [--model NAME] [--rows 128]
+    python -m benchmarks.gpu.check [--json FILE] [--only card,kernels,golden,full,bench]
+                                   [--model NAME] [--rows 128]
 
 Steps are independent; a failure of one (exit code 1 in the end) leaves the others running:
 `card`     versions and the card;
-`kernels`  every Triton kernel, compiled, against its reference: `pytest tests/kernels`, beside the next step;
-`golden`   the golden checkpoints in float32 (greedy frames equal the official ones, sampled frames the CPU's) and bf16
-           (number of equal first frames, error of samples), and each recorded graph against eager execution;
-`full`     real dimensions, random weights, strict mode, all rows taken: codes and samples of a request equal, byte
-           for byte, those of the request alone; a second run equals the first; graphs equal eager execution;
+`kernels`  every Triton kernel, compiled, against its reference: `pytest tests/kernels`, beside the
+           next step;
+`golden`   the golden checkpoints in float32 (greedy frames equal the official ones, sampled frames
+           the CPU's) and bf16 (number of equal first frames, error of samples), and each recorded
+           graph against eager execution;
+`full`     real dimensions, random weights, strict mode, all rows taken: codes and samples of a
+           request equal, byte for byte, those of the request alone; a second run equals the first;
+           graphs equal eager execution;
 `bench`    a shorter benchmark of the engine: audio seconds a second, first audio, memory.
 """
 
@@ -94,7 +98,7 @@ class KernelTests:
     def outcome(self) -> dict[str, Any]:
         """Wait for all test files, and summarise them."""
         if not self._running:
-            return {"wrong": ["no kernel was tested: pytest (pip install pytest) or tests/kernels is missing here"]}
+            return {"wrong": ["no kernel was tested: pytest (pip install pytest) or tests/kernels is missing"]}
         summary, wrong = {}, []
         for name, future in self._running.items():
             code, output = future.result()
@@ -209,7 +213,8 @@ class Check:
         # Lengths differ, so that rows end and begin at different times; each exceeds a whole chunk.
         short = [replace(one, frames=18 + i % 13) for i, one in enumerate(workload[: arguments.rows])]
         requests = [one.request(i, ignore_stop=True) for i, one in enumerate(short)]
-        print(f"weights {loaded - began:.1f} s, engine with {arguments.rows} rows {started - loaded:.1f} s", flush=True)
+        loaded_s, started_s = loaded - began, started - loaded
+        print(f"weights {loaded_s:.1f} s, engine with {arguments.rows} rows {started_s:.1f} s", flush=True)
         self.report.figures["full/start_s"] = round(started - loaded, 2)
         return engine, requests
 
@@ -252,7 +257,7 @@ def _engine_of_profile(name: str) -> tuple[str, EngineConfig]:
     try:
         from hocket.server.profiles import load_profile
     except ModuleNotFoundError as error:
-        print(f"{error.name} is not installed, so profile {name!r} is not read; using built-in settings", flush=True)
+        print(f"{error.name} is not installed: built-in settings instead of profile {name!r}", flush=True)
         return f"built in, without {error.name}", EngineConfig()
     return name, load_profile(name).profile.engine
 
@@ -303,7 +308,8 @@ def _bytes_equal(some: Sequence[Speech], others: Sequence[Speech]) -> dict[str, 
     wrong = []
     if not all(codes):
         firsts = [_first_difference(one, other) for one, other in zip(some, others, strict=True)]
-        wrong.append(f"codes of {len(codes) - sum(codes)} of {len(codes)} differ; first frames that do: {firsts[:16]}")
+        differing = f"codes of {len(codes) - sum(codes)} of {len(codes)} differ"
+        wrong.append(f"{differing}; first frames that do: {firsts[:16]}")
     if not all(samples):
         worst = max(
             gpu_golden.relative_rms(one.samples, other.samples) for one, other in zip(some, others, strict=True)

@@ -22,8 +22,8 @@ from hocket.models.talker import Talker
 
 #: The model of the two tables below.
 MEASURED_MODEL = "moss-tts-local-v1.5"
-#: The shortest plain PyTorch program for the same arithmetic in a CUDA graph, on one H200 in bf16 at
-#: 320 positions.
+#: The shortest plain PyTorch program for the same arithmetic in a CUDA graph, on one H200 in bf16
+#: at 320 positions.
 PLAIN_MS = {
     "advance/128": 5.58,
     "advance/256": 8.72,
@@ -101,7 +101,9 @@ def draw_work(talker: Talker, rows: int) -> Work:
 
 
 def decode_work(codec: Codec, streams: int, frames: int) -> Work | None:
-    """Work of decoding a chunk of every stream with full rings; None for a codec of convolutions."""
+    """Work of decoding a chunk of every stream with full rings; None for a codec of
+    convolutions.
+    """
     if codec.convolutions:
         return None
     nbytes, flops = 0.0, 0.0

@@ -1,7 +1,8 @@
 """The error of FP8: each part of a model against the same part in float32, on the same random
 input.
 
-    python -m benchmarks.gpu.fp8_error --model moss-tts-local-v1.5 --random-weights --device cuda --json fp8_error.json
+    python -m benchmarks.gpu.fp8_error --model moss-tts-local-v1.5 --random-weights --device cuda \
+        --json fp8_error.json
 
 Prints JSON: relative root-mean-square errors of bfloat16 and of FP8 against float32 with the same
 weights, on random frames. Without --random-weights `--model` is a checkpoint's folder. Random

@@ -1,4 +1,6 @@
-"""The golden checkpoints on a device, for `benchmarks.gpu.check`: whole engines, and codecs alone."""
+"""The golden checkpoints on a device, for `benchmarks.gpu.check`: whole engines, and codecs
+alone.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def eager_execution() -> Iterator[None]:
 def check_golden(
     checkpoint: Checkpoint, engine: Engine, dtype: str, on_cpu: Sequence[Speech], sampled_on_cpu: Sequence[Speech]
 ) -> dict[str, Any]:
-    """Compare an engine on the device to the official frames, and to the CPU's samples in float32."""
+    """Compare an engine on the device to the official frames, and to the CPU's samples in
+    float32.
+    """
     said, sampled = engine.generate_many(checkpoint.greedy), engine.generate_many(checkpoint.sampled)
     equal = [_same(one.codes, wanted) for one, wanted in zip(said, checkpoint.frames, strict=True)]
     firsts = [_same(one.codes[:1], wanted[:1]) for one, wanted in zip(said, checkpoint.frames, strict=True)]

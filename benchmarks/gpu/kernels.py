@@ -1,7 +1,8 @@
 """Every kernel at the sizes of real models, and the matrix products between them, each against its
 floor.
 
-    python -m benchmarks.gpu.kernels [--json FILE] [--rows 1,16,64,128,256] [--only kernels|products] [--match TEXT]
+    python -m benchmarks.gpu.kernels [--json FILE] [--rows 1,16,64,128,256]
+                                     [--only kernels|products] [--match TEXT]
 
 Each case is a CUDA graph of consecutive calls over sets of buffers that together exceed the L2
 cache; the time is the median of several replays, by events, over the number of calls. It includes
@@ -107,9 +108,8 @@ def measure_products(report: Report, arguments: Namespace, device: torch.device)
             if figure is None or "refused" in figure:
                 line += f"{'failed' if figure is None else 'refused':>12}{'':>24}"
             else:
-                line += (
-                    f"{figure['us']:>12.2f}{figure['floor_us']:>8.2f}{figure['ratio']:>7.2f}{figure['tflops']:>9.1f}"
-                )
+                line += f"{figure['us']:>12.2f}{figure['floor_us']:>8.2f}"
+                line += f"{figure['ratio']:>7.2f}{figure['tflops']:>9.1f}"
         print(line, flush=True)
     print("\nall products of a part, ms", flush=True)
     for kind in kinds:

@@ -1,7 +1,8 @@
 """Times of a model's parts at full size with random weights, in the CUDA graphs that the engine
 replays.
 
-    python -m benchmarks.gpu.parts [--json FILE] [--model moss-tts-local-v1.5] [--rows 1,16,64,128,256] [--profile]
+    python -m benchmarks.gpu.parts [--json FILE] [--model moss-tts-local-v1.5]
+                                   [--rows 1,16,64,128,256] [--profile]
 
 Parts: `advance`, a step of the backbone that feeds one frame of each row back; `draw`, a frame's
 codes from the hidden states (with the sampling of the model's authors); `pages`, prefill of 32

@@ -99,7 +99,9 @@ def linear_products(part: str, module: nn.Module, m: int, runs: int = 1) -> list
 
 
 def sums(products: Sequence[Product], us: dict[str, float]) -> dict[str, float]:
-    """Milliseconds of all products of each part, by part and rows, where every product was measured."""
+    """Milliseconds of all products of each part, by part and rows, where every product was
+    measured.
+    """
     parts: dict[str, list[Product]] = {}
     for product in products:
         is_codec = product.part.startswith("codec")

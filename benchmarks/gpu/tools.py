@@ -142,9 +142,8 @@ class Report:
         for name, why in self.failed.items():
             print(f"FAILED {name}: {why.splitlines()[0][:200]}", flush=True)
         where = f", written to {self._path}" if self._path else ""
-        print(
-            f"{len(self.figures)} figures, {len(self.failed)} failed, {self.document['seconds']} s{where}", flush=True
-        )
+        counts = f"{len(self.figures)} figures, {len(self.failed)} failed"
+        print(f"{counts}, {self.document['seconds']} s{where}", flush=True)
         return 1 if self.failed else 0
 
     def _save(self) -> None:

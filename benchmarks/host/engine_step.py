@@ -12,8 +12,10 @@ their codes, endings and counters are all in the figures.
 Milliseconds per frame step of all running rows:
 
     host_ms     the engine's own meter: everything but the calls of the runners and waiting
-    cpu_ms      CPU time of this thread inside `step`: the above, arrays for the device, and polling every 0.1 ms
-    add_ms      CPU time of adding a request, which happens between steps, once in 64 frames of a row
+    cpu_ms      CPU time of this thread inside `step`: the above, arrays for the device, and polling
+                every 0.1 ms
+    add_ms      CPU time of adding a request, which happens between steps, once in 64 frames of a
+                row
 """
 
 from __future__ import annotations

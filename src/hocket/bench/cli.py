@@ -78,7 +78,7 @@ def compare(
     for condition in conditions:
         if condition.figure not in known:
             raise ConfigError(
-                f"--fail-if: no ratio of {condition.figure!r} here; there is {', '.join(sorted(known))}",
+                f"--fail-if: no ratio of {condition.figure!r}; there is {', '.join(sorted(known))}",
                 param="fail_if",
             )
     _leave(

@@ -127,7 +127,7 @@ def _seed_tts(path: Path) -> list[Item]:
     for number, line in _lines(file):
         fields = line.split("|")
         if len(fields) not in (4, 5):
-            raise ConfigError(f"{file}, line {number}: {len(fields)} fields; want id|reference text|reference|text")
+            raise ConfigError(f"{file}, line {number}: {len(fields)} fields; want id|reference text|file|text")
         name, words, reference, text = (field.strip() for field in fields[:4])
         if not text:
             raise ConfigError(f"{file}, line {number}: no text")

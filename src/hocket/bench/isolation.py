@@ -96,7 +96,9 @@ def _rows(
     decoded: Sequence[tuple[NDArray[np.float32] | None, str]],
     texts: Sequence[str] | None,
 ) -> list[dict[str, Any]]:
-    """One row for each answer: similarity to its own request and to the next best, and the verdict."""
+    """One row for each answer: similarity to its own request and to the next best, and the
+    verdict.
+    """
     said = [item.text for item in config.items]
     rows = []
     for i, item in enumerate(config.items):
@@ -137,7 +139,8 @@ def print_isolation(report: dict[str, Any]) -> str:
         elif row["verdict"] == "failed":
             lines.append(f"  request {row['index']} failed: {row['problem']}")
         if row.get("voice_verdict") == "other":
-            lines.append(f"  LEAK: request {row['index']} was spoken in the voice of request {row['voice_match']}")
+            voice = row["voice_match"]
+            lines.append(f"  LEAK: request {row['index']} was spoken in the voice of request {voice}")
     if counts.get("unclear"):
         lines.append("  unclear: not similar enough to any text; this proves nothing either way")
     lines.append({"isolated": "PASS", "leak": "FAIL", "unproven": "NOT PROVEN"}[report["verdict"]])
@@ -213,7 +216,9 @@ def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 
 def _verdict(own: float, other: float) -> Verdict:
-    """The verdict on an answer, from its similarity to its own text and to the nearest other one."""
+    """The verdict on an answer, from its similarity to its own text and to the nearest other
+    one.
+    """
     if max(own, other) < _UNDERSTOOD or abs(own - other) < _MARGIN:
         return "unclear"
     return "own" if own > other else "other"

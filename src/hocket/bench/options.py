@@ -68,8 +68,8 @@ class RequestOptions:
     dataset: Annotated[
         str,
         typer.Option(
-            help="Built-in texts: plain, numbers, names, paragraphs, short, de, fr, es, it, pt, zh, ja, ko (several "
-            "with commas), all; or seed-tts or jsonl, with a PATH."
+            help="Built-in texts: plain, numbers, names, paragraphs, short, de, fr, es, it, pt, zh, "
+            "ja, ko (several with commas), all; or seed-tts or jsonl, with a PATH."
         ),
     ] = "plain"
     limit: Annotated[int | None, typer.Option(min=1, help="Use only so many texts.")] = None
@@ -92,7 +92,7 @@ class RequestOptions:
     pcm_channels: Annotated[int | None, typer.Option(min=1, max=8, help="Channels of raw samples; default: 1.")] = None
     recogniser: Annotated[
         str | None,
-        typer.Option(help="faster-whisper model or folder, or the address of a transcription server; default: base."),
+        typer.Option(help="faster-whisper model or folder, or a transcription server's address; default: base."),
     ] = None
     recogniser_model: Annotated[
         str | None, typer.Option(help="Model of the transcription server; default: whisper-1.")
@@ -149,7 +149,8 @@ class RequestOptions:
             raise ConfigError(f"--dialect {dialect.name} has no field for seeds; leave --request-seed out")
         if self.similarity and len({item.reference for item in items} - {None}) < min_references:
             different = f", at least {min_references} different ones" if min_references > 1 else ""
-            raise ConfigError(f"{_REFERENCES_NEEDED}{different}; give --dataset seed-tts or jsonl, or leave it out")
+            needed = f"{_REFERENCES_NEEDED}{different}"
+            raise ConfigError(f"{needed}; give --dataset seed-tts or jsonl, or leave it out")
         run_config = RunConfig(
             target=Target.parse(self.base_url),
             dialect=dialect,
@@ -273,9 +274,7 @@ class ServeOptions(RequestOptions):
             return None
         folder = beside.with_name(f"{beside.stem}_audio")
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(
-                f"{str(folder)!r} is not a folder, but audio is kept under this name; give the report another name"
-            )
+            raise ConfigError(f"{str(folder)!r} is not a folder, but audio is kept there; give the report another name")
         return folder
 
 
@@ -288,7 +287,7 @@ class IsolationOptions(RequestOptions):
     timeout: Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")] = 300.0
     clients: Annotated[int, typer.Option(min=2, help="Number of concurrent requests.")] = 32
     by: Annotated[
-        str, typer.Option(help="words (a recogniser transcribes), or seed (each answer is compared to itself alone).")
+        str, typer.Option(help="words (a recogniser transcribes), or seed (compares each answer to itself alone).")
     ] = "words"
 
     def run_config(self) -> tuple[RunConfig, By]:
@@ -401,7 +400,7 @@ def check_engine_settings(keys: Iterable[str]) -> None:
             raise ConfigError(f"--set {key} does nothing here: no speech is ended early; leave it out", param=key)
         if key not in ("device", "dtype") and not key.startswith("engine."):
             raise ConfigError(
-                f"--set {key} does nothing here; set engine.…, device or dtype, and see --model, --codec", param=key
+                f"--set {key} does nothing here; set engine.…, device, dtype, and see --model, --codec", param=key
             )
 
 

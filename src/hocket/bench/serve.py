@@ -37,7 +37,9 @@ _LATE_MS = 20.0
 
 
 def bench_serve(config: RunConfig) -> dict[str, Any]:
-    """Run all stages and return the report. Raises HocketError when nothing answers at the address."""
+    """Run all stages and return the report. Raises HocketError when nothing answers at the
+    address.
+    """
     with (
         TemporaryDirectory(prefix="hocket-bench-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -162,12 +164,11 @@ def _notes(stage: dict[str, Any]) -> list[str]:
         notes.append(f"the generator used {own['cores']:.2f} cores: it was the bottleneck, or near it")
     if max(own["lag_p99_ms"], own["late_p99_ms"]) > _LATE_MS:
         late = max(own["lag_p99_ms"], own["late_p99_ms"])
-        notes.append(f"the generator was {late:.0f} ms late at p99: this machine is too busy for fine figures")
+        notes.append(f"the generator was {late:.0f} ms late at p99: the machine is too busy for exact figures")
     max_open = stage["generator"]["most_open"]
     if len(stage["requests"]) < 4 * max_open:
-        notes.append(
-            f"too short for a steady state: {len(stage['requests'])} requests, {max_open} at a time; ask for more"
-        )
+        counts = f"{len(stage['requests'])} requests, {max_open} at a time"
+        notes.append(f"too short for a steady state: {counts}; send more")
     if "ttfa_p50_ms" not in stage["figures"]:
         notes.append("no answer was good, so there are no latencies")
     return notes

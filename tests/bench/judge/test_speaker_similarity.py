@@ -36,7 +36,9 @@ class Letters:
 
 
 class Angles:
-    """Embeds the mean of the samples as an angle, so that similarity is the cosine of a difference."""
+    """Embeds the mean of the samples as an angle, so that similarity is the cosine of a
+    difference.
+    """
 
     name = "angles"
 

@@ -57,7 +57,9 @@ class EngineRunConfig:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Times of one request in `perf_counter` seconds; `due` is its scheduled or actual submission."""
+    """Times of one request in `perf_counter` seconds; `due` is its scheduled or actual
+    submission.
+    """
 
     due: float
     #: (time, seconds of audio on the host by then).
@@ -143,7 +145,9 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
 def _drive(
     engine: Engine, requests: Sequence[WorkloadRequest], run_config: EngineRunConfig, show: Callable[[int], None]
 ) -> list[RequestTimes]:
-    """Drive the engine step by step, as a worker does; returns the requests in order of submission."""
+    """Drive the engine step by step, as a worker does; returns the requests in order of
+    submission.
+    """
     begin = time.perf_counter()
     dues = None
     if run_config.rate is not None:
@@ -177,7 +181,9 @@ def _drive(
 
 
 def _take(chunk: AudioChunk, running: dict[str, RequestTimes], now_: float) -> int:
-    """Note a chunk; returns the number of requests that it ended. Raises the request's own error."""
+    """Note a chunk; returns the number of requests that it ended. Raises the request's own
+    error.
+    """
     times = running[chunk.request_id]
     times.frames += len(chunk.codes)
     if chunk.samples.shape[1]:

@@ -1,4 +1,6 @@
-"""Models of real dimensions with random weights: the arithmetic of real models, without a download."""
+"""Models of real dimensions with random weights: the arithmetic of real models, without a
+download.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,5 @@ def plans(model: str, codec: str | None, dtype: torch.dtype) -> tuple[TalkerPlan
         return plan_talker(document["talker"], dtype), plan_codec(document["codec"], dtype)
     folder = Path(model)
     if not folder.is_dir():
-        raise ConfigError(
-            f"--model {model!r} is neither a folder nor a name of known dimensions; use {', '.join(known)}"
-        )
+        raise ConfigError(f"--model {model!r} is neither a folder nor a known name; use {', '.join(known)}")
     return talker_plan(folder, dtype), codec_plan(codec_folder(folder, codec), dtype)

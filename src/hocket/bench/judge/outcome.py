@@ -160,22 +160,24 @@ def check_together(outcomes: Sequence[Outcome], limits: Limits) -> None:
         (usual, _), *_ = shapes.most_common(1)
         for outcome in spoken:
             if (outcome.sample_rate, outcome.channels) != usual and not _has(outcome, "wrong_rate"):
-                told = f"{outcome.sample_rate} Hz x {outcome.channels}, most others {usual[0]} Hz x {usual[1]}"
-                outcome.faults.append(Fault("wrong_rate", told))
+                others = f"most others {usual[0]} Hz x {usual[1]}"
+                outcome.faults.append(Fault("wrong_rate", f"{_shape(outcome)}, {others}"))
     if limits.check_length and limits.max_pace_ratio:
         _unusual_rate(spoken, limits.max_pace_ratio)
 
 
 def check_probe(outcomes: Sequence[Outcome], shape: tuple[int, int]) -> None:
-    """Compare raw samples to the probe, a whole WAV file of the same server, in rate and channels."""
+    """Compare raw samples to the probe, a whole WAV file of the same server, in rate and
+    channels.
+    """
     for outcome in outcomes:
         if (
             outcome.seconds > 0.0
             and (outcome.sample_rate, outcome.channels) != shape
             and not _has(outcome, "wrong_rate")
         ):
-            told = f"{outcome.sample_rate} Hz x {outcome.channels}, this server's WAV files {shape[0]} Hz x {shape[1]}"
-            outcome.faults.append(Fault("wrong_rate", told))
+            files = f"this server's WAV files {shape[0]} Hz x {shape[1]}"
+            outcome.faults.append(Fault("wrong_rate", f"{_shape(outcome)}, {files}"))
 
 
 def audible_windows(mono_S: NDArray[np.float32], sample_rate: int, silence_db: float) -> NDArray[np.bool_]:
@@ -265,6 +267,10 @@ def _unusual_rate(spoken: Sequence[Outcome], max_ratio: float) -> None:
                 outcome.faults.append(Fault("too_short", told))
             elif rate < usual / max_ratio and not _has(outcome, "too_long"):
                 outcome.faults.append(Fault("too_long", told))
+
+
+def _shape(outcome: Outcome) -> str:
+    return f"{outcome.sample_rate} Hz x {outcome.channels}"
 
 
 def _has(outcome: Outcome, kind: str) -> bool:

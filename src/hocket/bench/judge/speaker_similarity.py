@@ -68,9 +68,8 @@ class _Onnx:
         try:
             return _unit(self._session.run(None, {self._input: mono_S[None]})[0])
         except Exception as error:  # as above
-            raise HocketError(
-                f"the speaker model {self.name} does not take float32 [1, S] ({type(error).__name__})"
-            ) from None
+            why = type(error).__name__
+            raise HocketError(f"the speaker model {self.name} does not take float32 [1, S] ({why})") from None
 
 
 def _unit(vector: Any) -> Embedding:

@@ -15,7 +15,9 @@ _PAUSES = frozenset(".!?;:,…。！？；：，、—")
 
 @dataclass(frozen=True, slots=True)
 class SpeakingRate:
-    """Letters a second. Audio books in English (150 words a minute) have 11, a quick voice has 16."""
+    """Letters a second. Audio books in English (150 words a minute) have 11, a quick voice has
+    16.
+    """
 
     slowest: float = 7.0
     fastest: float = 24.0

@@ -88,7 +88,8 @@ class BenchClient:
         config = self._config
         responses = await asyncio.gather(*(self._post(self.body(0)) for _ in range(config.warmup)))
         if responses and all(response.broken == "connect" for response in responses):
-            raise HocketError(f"nothing answers at {config.target.url} ({responses[0].detail}); start the server first")
+            where = f"{config.target.url} ({responses[0].detail})"
+            raise HocketError(f"nothing answers at {where}; start the server first")
 
     async def server_facts(self) -> dict[str, Any]:
         """The JSON of the pages on which the server describes itself, by path."""
@@ -101,11 +102,14 @@ class BenchClient:
         return facts
 
     async def probe(self) -> tuple[tuple[int, int] | None, str]:
-        """(rate, channels) of a whole WAV file, whose rate is unambiguous; or None and the reason."""
+        """(rate, channels) of a whole WAV file, whose rate is unambiguous; or None and the
+        reason.
+        """
         try:
             decoded = decode_response(await self._post(self.body(0, "whole", "wav")), "wav", "whole")
         except ResponseError as error:
-            return None, f"the probe, a whole WAV file, failed: {error.fault.kind} {error.fault.detail}".strip()
+            why = f"{error.fault.kind} {error.fault.detail}".strip()
+            return None, f"the probe, a whole WAV file, failed: {why}"
         return (decoded.sample_rate, decoded.channels), ""
 
     def _path(self, index: int) -> Path:

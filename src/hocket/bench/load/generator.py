@@ -26,7 +26,9 @@ ARRIVALS: tuple[Arrivals, ...] = ("poisson", "constant")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One stage: `requests` in a closed loop of `clients`, or in an open loop at `rate` a second."""
+    """One stage: `requests` in a closed loop of `clients`, or in an open loop at `rate` a
+    second.
+    """
 
     requests: int
     clients: int | None = None

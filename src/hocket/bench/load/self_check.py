@@ -23,7 +23,9 @@ RATE, CHANNELS = 48_000, 2
 
 @contextmanager
 def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
-    """Run `hocket.bench.load.stub_server` in another process: 48 kHz stereo PCM in chunks of 80 ms."""
+    """Run `hocket.bench.load.stub_server` in another process: 48 kHz stereo PCM in chunks of 80
+    ms.
+    """
     command = [sys.executable, "-m", "hocket.bench.load.stub_server", "--seconds", str(seconds), "--pace", str(pace)]
     shape = ["--rate", str(RATE), "--channels", str(CHANNELS)]
     with subprocess.Popen(command + shape, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

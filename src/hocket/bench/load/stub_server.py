@@ -1,6 +1,7 @@
 """A speech server that needs almost no time, so that a load generator measures itself against it.
 
-    python -m hocket.bench.load.stub_server [--rate 48000] [--channels 2] [--chunk-ms 80] [--seconds 4] [--pace 1]
+    python -m hocket.bench.load.stub_server [--rate 48000] [--channels 2] [--chunk-ms 80]
+                                            [--seconds 4] [--pace 1]
 
 It prints its port and serves until standard input closes. Every response is raw PCM noise in
 chunks: the first one at once, the rest at `pace` times the speed of a player (0: all at once).

@@ -46,7 +46,9 @@ class Condition:
         return _OPERATORS[self.comparison](value, self.number)
 
     def check_known(self, known: Collection[str]) -> None:
-        """Raise ConfigError unless the figure is one of `known` or counts a fault that can occur."""
+        """Raise ConfigError unless the figure is one of `known` or counts a fault that can
+        occur.
+        """
         kind = self.figure.removeprefix("fault_")
         if self.figure in known or (kind != self.figure and (kind in FAULTS or _STATUS.fullmatch(kind))):
             return

@@ -68,7 +68,9 @@ def _no_number(name: str) -> float:
 
 
 def write_page(path: Path, report: Report) -> None:
-    """Write the page: the report inside a template that draws it without other files and network."""
+    """Write the page: the report inside a template that draws it without other files and
+    network.
+    """
     template = (resources.files("hocket.bench") / "data" / "page.html").read_text(encoding="utf-8")
     # A text with "</script>" or "<!--" must not end the script that carries it.
     data = json.dumps(report, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -80,10 +82,8 @@ def print_report(report: Report, console: Console) -> None:
     """Print figures with their intervals, faults, and the generator's own load."""
     stages = report["stages"]
     config = report["wishes"]
-    console.print(
-        f"{config['url']}  {config['dialect']}, {config['delivery']} {config['format']}, {config['items']} texts",
-        highlight=False,
-    )
+    audio = f"{config['delivery']} {config['format']}"
+    console.print(f"{config['url']}  {config['dialect']}, {audio}, {config['items']} texts", highlight=False)
     console.print(_figures_table(stages))
     for stage in stages:
         _print_faults(stage, console)
@@ -94,9 +94,10 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"note: {note}", highlight=False)
     floor = report["floor"]
     if floor is not None:
+        p50, p95 = (floor[f"first_byte_{level}_ms"] for level in ("p50", "p95"))
         console.print(
-            f"the generator alone, {floor['streams']} streams of a stub, {floor['megabytes_per_s']:.1f} MB/s: "
-            f"first byte p50 {floor['first_byte_p50_ms']:.1f} ms, p95 {floor['first_byte_p95_ms']:.1f} ms, "
+            f"the generator alone, {floor['streams']} streams of a stub, "
+            f"{floor['megabytes_per_s']:.1f} MB/s: first byte p50 {p50:.1f} ms, p95 {p95:.1f} ms, "
             f"{floor['cores']:.2f} cores",
             highlight=False,
         )
