@@ -27,7 +27,9 @@ def write_parts(out: Path, tensors: dict[str, Tensor], numbers: dict[str, str]) 
 
 
 def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Few parts, none over `PART_BYTES`: large tensors first, each into the first part with room."""
+    """Few parts, none over `PART_BYTES`: large tensors first, each into the first part with
+    room.
+    """
     parts: list[dict[str, Tensor]] = []
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].nbytes):
         for part in parts:

@@ -164,9 +164,7 @@ class CodecTrainer:
     def load_state(self, state: dict[str, Any]) -> None:
         """Resume from `state()`. Raises ValueError when that run had the other `frozen_encoder`."""
         if state["frozen_encoder"] != self.frozen_encoder:
-            raise ValueError(
-                f"the checkpoint is of a run with frozen_encoder={state['frozen_encoder']}; give another WORK folder"
-            )
+            raise ValueError(f"the checkpoint has frozen_encoder={state['frozen_encoder']}; give another WORK folder")
         for name, value in state.items():
             if name in _NUMBERS:
                 setattr(self, name, value)
@@ -211,9 +209,7 @@ class CodecTrainer:
         Raises ValueError when the checkpoint has another architecture than the recipe.
         """
         if MossCodecConfig.from_dict(read_config(folder)) != self.codec.config:
-            raise ValueError(
-                f"{folder} holds another architecture than the recipe's `model`; give the matching --config"
-            )
+            raise ValueError(f"{folder} has another architecture than the recipe's `model`; give its --config")
         weights = load_codec(folder, self.device).state_dict()
         self.codec.load_state_dict(weights)
         self.ema.load_state_dict(weights)

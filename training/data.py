@@ -60,9 +60,7 @@ class SpeechBank:
         self.frames = len(labels_F)
         self.validation_frames = int(validation_seconds * SAMPLE_RATE / FRAME_SAMPLES)
         if self.frames < 2 * self.validation_frames:
-            raise ValueError(
-                f"the data holds {60 * self.hours:.1f} minutes; make at least {validation_seconds / 30:.0f}"
-            )
+            raise ValueError(f"the data has {60 * self.hours:.1f} minutes; make at least {validation_seconds / 30:.0f}")
 
     @classmethod
     def read(cls, folders: Sequence[Path], device: torch.device, *, validation_seconds: float) -> SpeechBank:

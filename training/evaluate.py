@@ -1,9 +1,11 @@
 """Quality of the codec, and the teacher's recordings of the test texts.
 
     python -m training.evaluate lengths --teacher TEACHER
-    python -m training.evaluate speak --teacher TEACHER --voice af_heart --sentences 100 --out RECORDINGS
+    python -m training.evaluate speak --teacher TEACHER --voice af_heart --sentences 100 \
+        --out RECORDINGS
     python -m training.evaluate judge --voice af_heart --sentences 100 --recordings RECORDINGS
-    python -m training.evaluate codec --recordings RECORDINGS --codec CHECKPOINT --out REPORT.json [--wavs DIR]
+    python -m training.evaluate codec --recordings RECORDINGS --codec CHECKPOINT \
+        --out REPORT.json [--wavs DIR]
 
 `lengths` writes the texts of the tests with the teacher's seconds. `speak` records sentences, and a
 reference to clone the voice from; `judge` has the panel judge them, and writes the judgements to

@@ -90,7 +90,8 @@ def main() -> None:
     export_codec(ema_weights(args.source), Recipe.load(args.config).model, args.target, dtype, frozen=args.frozen)
     codec = load_codec(args.target, torch.device("cpu"))
     size = (args.target / MODEL_FILE).stat().st_size
-    print(f"{sum(p.numel() for p in codec.parameters()):,} parameters, {size:,} bytes in {args.target}")
+    count = sum(p.numel() for p in codec.parameters())
+    print(f"{count:,} parameters, {size:,} bytes in {args.target}")
 
 
 if __name__ == "__main__":

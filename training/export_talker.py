@@ -94,7 +94,8 @@ def main() -> None:
     talker = load_talker(args.source, torch.float32, torch.device("cpu"))
     export_talker(dict(talker.state_dict()), read_config(args.source), args.source / "tokenizer.json", args.target)
     size = (args.target / "model.safetensors").stat().st_size
-    print(f"{sum(p.numel() for p in talker.parameters()):,} parameters, {size:,} bytes in {args.target}")
+    count = sum(p.numel() for p in talker.parameters())
+    print(f"{count:,} parameters, {size:,} bytes in {args.target}")
 
 
 if __name__ == "__main__":

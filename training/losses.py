@@ -1,4 +1,6 @@
-"""Losses of the codec: spectra at several resolutions, and the discriminators' scores and features."""
+"""Losses of the codec: spectra at several resolutions, and the discriminators' scores and
+features.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def adversarial_loss(fake: list[Tensor]) -> Tensor:
 
 
 def feature_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> Tensor:
-    """Mean absolute difference of hidden features, each relative to the real features' mean size."""
+    """Mean absolute difference of hidden features, each relative to the real features' mean
+    size.
+    """
     terms = []
     for real_layers, fake_layers in zip(real, fake, strict=True):
         for r, f in zip(real_layers, fake_layers, strict=True):

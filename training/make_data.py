@@ -1,9 +1,11 @@
 """Training data: texts → phonemes (CPU, with espeak) and phonemes → teacher speech (GPU, without
 espeak).
 
-    python -m training.make_data pack     --pack kokoro.pack.xz --voices voices.npz --config config.json --out TEACHER
+    python -m training.make_data pack     --pack kokoro.pack.xz --voices voices.npz \
+        --config config.json --out TEACHER
     python -m training.make_data phonemes --out lines.jsonl.xz
-    python -m training.make_data speech   --lines lines.jsonl.xz --teacher TEACHER --out DATA --hours 30 --minutes 4
+    python -m training.make_data speech   --lines lines.jsonl.xz --teacher TEACHER --out DATA \
+        --hours 30 --minutes 4
 
 `speech` appends to three files in DATA, so that a reader may read at any time and a crash loses
 nothing: `audio.i16` (24 kHz mono), `phonemes.u8` (the phoneme id spoken in each 25 ms) and

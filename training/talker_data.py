@@ -232,7 +232,9 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B sequences of T rows, right-padded, and the M positions that predict something, padded too."""
+    """B sequences of T rows, right-padded, and the M positions that predict something, padded
+    too.
+    """
 
     #: int16 [B, T, 1 + N].
     rows: NDArray[np.int16]

@@ -185,9 +185,7 @@ class Teacher:
         # key would be an error.
         unexpected = model.load_state_dict(read_pack(pack), strict=False).unexpected_keys
         if unexpected:
-            raise ValueError(
-                f"{pack} holds tensors that the model lacks: {unexpected[:3]}; use the pack of kokoro 0.9.4"
-            )
+            raise ValueError(f"{pack} has tensors that the model lacks: {unexpected[:3]}; use kokoro 0.9.4")
         self.model: Any = model.to(device)
         self.vocab: dict[str, int] = settings["vocab"]
         self.device = device

@@ -1,9 +1,9 @@
 """Train the codec: the product's own `MossCodec`, on speech written by `make_data speech`.
 
     python -m training.train_codec --data DATA [DATA ...] --work WORK --out OUT --minutes 9.5
-    python -m training.train_codec ... --start CHECKPOINT                     # better than an exported codec
-    python -m training.train_codec ... --start CHECKPOINT --frozen-encoder    # its decoder alone, codes stay valid
-    python -m training.train_codec --smoke                                    # a check of one minute on a new GPU
+    python -m training.train_codec ... --start CHECKPOINT                    # improve a codec
+    python -m training.train_codec ... --start CHECKPOINT --frozen-encoder   # its decoder alone
+    python -m training.train_codec --smoke                                   # check a new GPU
 
 Time is the budget: learning rates, the start of the adversarial part and the end of codebook care
 follow the share of `total_minutes` that has passed over all runs together. A run resumes from WORK

@@ -89,7 +89,9 @@ class TalkerRecipe(StrictModel):
 
 
 class TalkerTrainer:
-    """Owns everything that training changes. `step` is one update; it never waits for the device."""
+    """Owns everything that training changes. `step` is one update; it never waits for the
+    device.
+    """
 
     def __init__(self, recipe: TalkerRecipe, model: dict[str, Any], device: torch.device) -> None:
         self.config, self.model, self.device = recipe.train, model, device

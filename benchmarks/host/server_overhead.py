@@ -94,7 +94,8 @@ async def serve(listener: socket.socket) -> None:
 class Floor(asyncio.Protocol):
     """Responds to any request with the first frame of speech, as the server does."""
 
-    HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n"
+    HEAD += b"connection: close\r\n\r\n"
     ANSWER = HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (4 * FRAME_SAMPLES, bytes(4 * FRAME_SAMPLES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hocket.bench.load.generator import Load
     from hocket.bench.load.run_config import RunConfig
 
+_KNOWN_DIMENSIONS = "moss-tts-local-v1.5, qwen3-tts-1.7b, qwen3-tts-0.6b"
 _REFERENCES_NEEDED = "--similarity needs a dataset with reference recordings"
 
 OptionsT = TypeVar("OptionsT")
@@ -68,8 +69,8 @@ class RequestOptions:
     dataset: Annotated[
         str,
         typer.Option(
-            help="Built-in texts: plain, numbers, names, paragraphs, short, de, fr, es, it, pt, zh, "
-            "ja, ko (several with commas), all; or seed-tts or jsonl, with a PATH."
+            help="Built-in texts: plain, numbers, names, paragraphs, short, de, fr, es, it, pt, "
+            "zh, ja, ko (several with commas), all; or seed-tts or jsonl, with a PATH."
         ),
     ] = "plain"
     limit: Annotated[int | None, typer.Option(min=1, help="Use only so many texts.")] = None
@@ -92,7 +93,7 @@ class RequestOptions:
     pcm_channels: Annotated[int | None, typer.Option(min=1, max=8, help="Channels of raw samples; default: 1.")] = None
     recogniser: Annotated[
         str | None,
-        typer.Option(help="faster-whisper model or folder, or a transcription server's address; default: base."),
+        typer.Option(help="faster-whisper model or folder, or a server's address; default: base."),
     ] = None
     recogniser_model: Annotated[
         str | None, typer.Option(help="Model of the transcription server; default: whisper-1.")
@@ -274,7 +275,7 @@ class ServeOptions(RequestOptions):
             return None
         folder = beside.with_name(f"{beside.stem}_audio")
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{str(folder)!r} is not a folder, but audio is kept there; give the report another name")
+            raise ConfigError(f"{str(folder)!r} is not a folder, but audio is kept there; rename the report")
         return folder
 
 
@@ -312,9 +313,7 @@ class EngineOptions:
 
     model: Annotated[
         str,
-        typer.Option(
-            help="Checkpoint folder; with --random-weights also moss-tts-local-v1.5, qwen3-tts-1.7b, qwen3-tts-0.6b."
-        ),
+        typer.Option(help=f"Checkpoint folder; with --random-weights also {_KNOWN_DIMENSIONS}."),
     ]
     codec: Annotated[str | None, typer.Option(help="Codec folder; default: the model's.")] = None
     random_weights: Annotated[
@@ -399,9 +398,8 @@ def check_engine_settings(keys: Iterable[str]) -> None:
         if key.startswith("engine.runaway."):
             raise ConfigError(f"--set {key} does nothing here: no speech is ended early; leave it out", param=key)
         if key not in ("device", "dtype") and not key.startswith("engine."):
-            raise ConfigError(
-                f"--set {key} does nothing here; set engine.…, device, dtype, and see --model, --codec", param=key
-            )
+            known = "set engine.…, device or dtype, and see --model, --codec"
+            raise ConfigError(f"--set {key} does nothing here; {known}", param=key)
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

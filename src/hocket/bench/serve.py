@@ -164,7 +164,7 @@ def _notes(stage: dict[str, Any]) -> list[str]:
         notes.append(f"the generator used {own['cores']:.2f} cores: it was the bottleneck, or near it")
     if max(own["lag_p99_ms"], own["late_p99_ms"]) > _LATE_MS:
         late = max(own["lag_p99_ms"], own["late_p99_ms"])
-        notes.append(f"the generator was {late:.0f} ms late at p99: the machine is too busy for exact figures")
+        notes.append(f"the generator was {late:.0f} ms late at p99: this machine is too busy for this load")
     max_open = stage["generator"]["most_open"]
     if len(stage["requests"]) < 4 * max_open:
         counts = f"{len(stage['requests'])} requests, {max_open} at a time"
