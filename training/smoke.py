@@ -49,7 +49,7 @@ def smoke(recipe: Recipe, device: torch.device, *, steps: int = 30) -> None:
             for plain in (True, False)
         )
         if not captured[1] < captured[0] or abs(captured[1] - plain[1]) > 0.25 * plain[1]:
-            raise RuntimeError(f"{phase}: captured steps learn unlike plain ones: mel {captured}, plain {plain}")
+            raise RuntimeError(f"{phase}: captured steps do not learn like plain ones: mel {captured}, plain {plain}")
     print("smoke: all well", flush=True)
 
 
