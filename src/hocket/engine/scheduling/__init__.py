@@ -1,0 +1,1 @@
+"""Who gets rows, pages and batches, and when: pure policy, without torch and without a clock."""

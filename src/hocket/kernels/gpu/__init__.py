@@ -1,0 +1,1 @@
+"""Triton kernels and their launchers, one module for a kind of operation; only `kernels.ops` imports them."""

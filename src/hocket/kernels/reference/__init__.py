@@ -1,0 +1,1 @@
+"""What each operation computes, in plain PyTorch: kernels are tested against it, gradients need it."""
