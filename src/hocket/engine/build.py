@@ -1,4 +1,6 @@
-"""From checkpoints to what an engine drives: models, their runners, and sizes that all of them agree on."""
+"""Builds the parts of an engine from checkpoints: models, runners, and the sizes that all of them
+share.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from hocket.models.layers.fp8 import check_fp8_device, quantize_models
 from hocket.models.registry import builtin_model, codec_folder, codec_plan, load_codec, load_talker, talker_plan
 from hocket.models.sampling import ResolvedSampling
 
-#: Weights under this many bytes are run on one CPU thread where threads spin (`EngineConfig.cpu_threads`).
+#: Models with fewer bytes of weights run on one CPU thread where idle threads spin
+#: (`EngineConfig.cpu_threads`).
 _SMALL_WEIGHT_BYTES = 256 * 2**20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,7 +42,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Everything that an engine drives. `assemble` makes one from models, a test from runners of its own."""
+    """The parts that an engine drives. `assemble` makes them from models; tests inject runners of
+    their own.
+    """
 
     config: EngineConfig
     prompt: PromptBuilder
@@ -52,12 +57,12 @@ class EngineParts:
     #: None: the engine makes codes only.
     codec: ChunkRunner | None
     references: ReferenceEncoder | None
-    #: Most streams of a codec batch in strict mode.
+    #: Maximum streams of a codec batch in strict mode.
     strict_streams: int = STRICT_STREAMS["cpu"]
-    #: None: the runners are somebody else's.
+    #: None when the runners were injected.
     memory: MemoryPlan | None = None
     conversions: Conversions | None = None
-    #: For a family that hears voices as vectors.
+    #: Set for a family that reads a voice as one vector.
     voice_vectors: VoiceVectors | None = None
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
 
@@ -77,9 +82,9 @@ def load_parts(
 
 
 def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig, *, name: str | None = None) -> EngineParts:
-    """Runners for loaded models; `name` is what `EngineInfo.model` says.
+    """Make runners for loaded models; `name` becomes `EngineInfo.model`.
 
-    Raises ConfigError when the two do not belong together.
+    Raises ConfigError when talker and codec do not belong together.
     """
     talker = model.talker.config
     if codec is not None:
@@ -177,12 +182,14 @@ def _check_fp8(config: EngineConfig, talker_device: torch.device, codec_device: 
 
 
 def _prepare_weights(model: LoadedTalker, codec: Codec | None, config: EngineConfig) -> int:
-    """Bring the weights into the form that they are run in; returns their bytes. Raises ConfigError."""
+    """Quantise the weights and lay them out for the device; returns their bytes. Raises
+    ConfigError.
+    """
     device = next(model.talker.parameters()).device
     _check_fp8(config, device, device if codec is None else next(codec.parameters()).device)
     if config.quantize == "fp8":
         quantize_models(model.talker, codec)
-        # K/V gets the room that the old weights took.
+        # The memory of the old weights becomes available to K/V.
         torch.cuda.empty_cache()
     voice = model.voice_encoder
     weights = [
@@ -193,7 +200,7 @@ def _prepare_weights(model: LoadedTalker, codec: Codec | None, config: EngineCon
     if device.type == "cpu":
         _prepare_weights_on_cpu(model, codec, config, weight_bytes)
     else:
-        # float32 means float32: by default convolutions are rounded to 10 bits of mantissa.
+        # By default PyTorch rounds float32 convolutions to 10 bits of mantissa.
         torch.backends.cudnn.allow_tf32 = False
     return weight_bytes
 
@@ -212,13 +219,14 @@ def _codec_runner(codec: Codec, config: EngineConfig) -> CodecRunner:
 
 
 def _prepare_weights_on_cpu(model: LoadedTalker, codec: Codec | None, config: EngineConfig, weight_bytes: int) -> None:
-    """Weights in the order that a CPU reads them in, and the number of threads."""
+    """Lay the weights out in the order in which a CPU reads them, and set the number of threads."""
     for module in (model.talker, codec):
         if isinstance(module, nn.Module):
             lay_out_for_cpu(module)
     if config.strict:
-        # With more threads a row's bits depend on which thread computed it (seen in matrix products of 7 rows and in
-        # attention of one query, PyTorch 2.13), so on its place in the batch.
+        # With more threads the bits of a row depend on the thread that computed it, so on its index
+        # in the batch (seen in matrix products of 7 rows and in attention of one query, PyTorch
+        # 2.13).
         torch.set_num_threads(1)
         return
     stalls = weight_bytes < _SMALL_WEIGHT_BYTES and not Environment.read().openmp_sleeps
@@ -233,11 +241,12 @@ def text_normalizer_of(extras: Extras, config: EngineConfig) -> TextNormalizer |
 
 
 def new_scheduler(parts: EngineParts) -> Scheduler:
-    """The scheduler of these parts."""
+    """Make the scheduler for `parts`."""
     config, chunks = parts.config, parts.config.chunks
-    most = min(chunks.max_batch, parts.strict_streams) if config.strict else chunks.max_batch
-    # Of fewer rows no larger batch can be waited for.
-    chunks = chunks.model_copy(update={"max_batch": most, "min_batch": min(chunks.min_batch, most, config.rows)})
+    max_batch = min(chunks.max_batch, parts.strict_streams) if config.strict else chunks.max_batch
+    # A batch cannot have more streams than there are rows.
+    min_batch = min(chunks.min_batch, max_batch, config.rows)
+    chunks = chunks.model_copy(update={"max_batch": max_batch, "min_batch": min_batch})
     return Scheduler(
         SchedulerConfig(
             rows=config.rows,
@@ -256,14 +265,16 @@ def new_scheduler(parts: EngineParts) -> Scheduler:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """ "float32" or "bfloat16"; raises ConfigError."""
+    """The dtype named "float32" or "bfloat16". Raises ConfigError."""
     if name not in DTYPES:
         raise ConfigError(f"dtype is {name!r}; use one of {', '.join(DTYPES)}", param="dtype")
     return DTYPES[name]
 
 
 def parse_device(name: str, param: str = "device") -> torch.device:
-    """ "cpu", "cuda" or "cuda:N"; raises ConfigError, about `param`, when it is another or not there."""
+    """The device named "cpu", "cuda" or "cuda:N". Raises ConfigError about `param` if it is unknown
+    or missing.
+    """
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -273,13 +284,15 @@ def parse_device(name: str, param: str = "device") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"{param} is {name!r}, but no CUDA device is available here; use cpu", param=param)
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        there = torch.cuda.device_count()
-        raise ConfigError(f"{param} is {name!r}, but this machine has {there} GPU(s), from cuda:0 on", param=param)
+        count = torch.cuda.device_count()
+        raise ConfigError(f"{param} is {name!r}, but this machine has {count} GPU(s), from cuda:0 on", param=param)
     return device
 
 
 def engine_devices(name: str, config: EngineConfig, *, has_codec: bool = True) -> tuple[torch.device, torch.device]:
-    """Where talker and codec go. Raises ConfigError where one is not there, or cannot do what `config` asks for."""
+    """The devices of talker and codec. Raises ConfigError if one is missing or does not support
+    `config`.
+    """
     talker = parse_device(name)
     codec = _codec_device(config, talker) if has_codec else talker
     _check_fp8(config, talker, codec)
@@ -303,10 +316,10 @@ def _check_reference_length(config: EngineConfig, codec: Codec) -> None:
     audio, allowed = codec.config, config.reference.max_seconds
     if audio.max_recording_frames is None:
         return
-    most = audio.max_recording_frames * audio.frame_samples / audio.sample_rate
-    if allowed > most:
+    longest = audio.max_recording_frames * audio.frame_samples / audio.sample_rate
+    if allowed > longest:
         raise ConfigError(
-            f"reference.max_seconds is {allowed:g}; this model's codec encodes {most:g} s at most, lower it",
+            f"reference.max_seconds is {allowed:g}; this model's codec encodes {longest:g} s at most, lower it",
             param="reference.max_seconds",
         )
 

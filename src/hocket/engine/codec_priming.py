@@ -1,4 +1,6 @@
-"""Codec priming: reference audio that speech continues goes through the codec before the speech does."""
+"""Codec priming: reference audio that speech continues goes through the codec before the speech
+does.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class _Priming:
 
     @property
     def is_over(self) -> bool:
-        """The request has ended, so its row is not its own any more."""
+        """The request has ended and holds no row any more."""
         return self.request.state is RequestState.FINISHED
 
     @property
@@ -58,8 +60,8 @@ class CodecPrimer:
         self._active: dict[int, _Priming] = {}
         #: End of the newest slice. More slices at a time would only delay chunks that are due.
         self._newest: torch.cuda.Event | None = None
-        #: Requests whose state is being copied to their row, and the end of the copy. None of their chunks is launched
-        #: before: other chunks of the same batch would wait, too.
+        #: Requests whose state is being copied to their row, and the end of the copy. None of their
+        #: chunks is launched before: other chunks of the same batch would wait, too.
         self._handed: list[tuple[torch.cuda.Event | None, _Priming]] = []
 
     @property
@@ -82,9 +84,11 @@ class CodecPrimer:
         self._fill_slots()
 
     def step(self) -> None:
-        """Announce the rows that are primed; then run one slice, unless the last one is still running.
+        """Announce the rows that are primed; then run one slice, unless the last one is still
+        running.
 
-        A slice is the next part of the first recording and of those whose next part has the same size.
+        A slice is the next part of the first recording and of those whose next part has the same
+        size.
         """
         self._announce()
         if not self._may_run:
@@ -164,32 +168,36 @@ def _is_past(event: torch.cuda.Event | None) -> bool:
 
 
 class PrimedStateCache:
-    """Which of the codec's `rows` keeps the stream of which recording, by the `digest` of its codes.
+    """Assigns codec states in `slots` to recordings, by the `digest` of their codes; evicts the
+    least recently used.
 
-    Hearing five seconds costs the codec as much as speaking five; a copy of what it remembers costs a thousandth.
+    Priming with five seconds costs the codec as much as decoding five; copying a primed state costs
+    a thousandth.
     """
 
-    def __init__(self, rows: Sequence[int]) -> None:
-        self._free = list(rows)
+    def __init__(self, slots: Sequence[int]) -> None:
+        self._free = list(slots)
         #: Least recently used first.
-        self._rows: OrderedDict[bytes, int] = OrderedDict()
+        self._slot_of: OrderedDict[bytes, int] = OrderedDict()
 
     def find(self, key: bytes) -> int | None:
-        """The row that has heard this recording."""
-        if key not in self._rows:
+        """The slot with the state of this recording."""
+        if key not in self._slot_of:
             return None
-        self._rows.move_to_end(key)
-        return self._rows[key]
+        self._slot_of.move_to_end(key)
+        return self._slot_of[key]
 
     def place(self, key: bytes) -> int | None:
-        """The row to keep the stream in that has just heard this; None where there is no room, or no need."""
-        if key in self._rows or not (self._free or self._rows):
+        """A slot for the state of this recording; None if it has one already, or if there are no
+        slots.
+        """
+        if key in self._slot_of or not (self._free or self._slot_of):
             return None
-        row = self._free.pop() if self._free else self._rows.popitem(last=False)[1]
-        self._rows[key] = row
-        return row
+        slot = self._free.pop() if self._free else self._slot_of.popitem(last=False)[1]
+        self._slot_of[key] = slot
+        return slot
 
 
 def digest(codes_FN: NDArray[np.int64]) -> bytes:
-    """Names a recording by its codes."""
+    """Identifies a recording by its codes."""
     return hashlib.blake2b(repr(codes_FN.shape).encode() + codes_FN.tobytes(), digest_size=16).digest()

@@ -1,6 +1,8 @@
-"""Requests in one call: `generate_many` and `stream` drive an engine for callers in its own process.
+"""Requests in one call: `generate_many` and `stream` drive an engine for callers in its own
+process.
 
-Each request has an outbox of its own, so calls may run inside one another and beside callers of `Engine.step`.
+Each request has an outbox of its own, so calls may run inside one another and beside callers of
+`Engine.step`.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def _close(engine: DrivenEngine, speaking: dict[str, Outbox]) -> None:
     for request_id, outbox in speaking.items():
         if _end(outbox) is None:
             engine.cancel(request_id)
-    # Inside a step it is the garbage collector that closes an iterator; the engine's next step ends the request.
+    # Inside a step it is the garbage collector that closes an iterator; the engine's next step ends
+    # the request.
     while any(_end(outbox) is None for outbox in speaking.values()) and engine.advance():
         pass
 

@@ -3,7 +3,8 @@
     engine = Engine.load()
     speech = engine.generate(SpeechRequest(text="Hello."))
 
-`generate`, `generate_many` and `stream` drive `step()` themselves; a server calls `add`, `step` and `cancel`.
+`generate`, `generate_many` and `stream` drive `step()` themselves; a server calls `add`, `step` and
+`cancel`.
 """
 
 from __future__ import annotations
@@ -35,21 +36,23 @@ from hocket.engine.scheduling.request import DecodeItem
 from hocket.engine.stats import EngineStats, Meter
 from hocket.errors import EngineStoppedError, InvalidRequestError, not_finite
 
-#: How often a step that waits for the device looks whether something has come back.
+#: Interval at which a waiting step polls the device.
 _POLL_SECONDS = 50e-6
-#: After so many looks it asks again whether a chunk has become due meanwhile: 1 to 2 ms, of margins of 40 and more.
+#: Polls before a waiting step looks for chunks that have become due: 1 to 2 ms, against margins of
+#: 40 ms and more.
 _POLLS = 20
 
 
 class Engine:
-    """One model on one device. Several threads may call it; they take turns. `Engine.load` makes one.
+    """One model on one device. `Engine.load` makes one; calls from several threads are serialised.
 
-    Where a part of it fails, it stops for good: every open request ends with an `EngineStoppedError`.
+    A failure inside a step stops the engine for good: every open request ends with an
+    `EngineStoppedError`.
     """
 
     def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = perf_counter) -> None:
         self.config = parts.config
-        #: What it drives and what the checkpoint says of itself, to be read.
+        #: The parts that the engine drives, for reading.
         self.parts = parts
         self._clock = clock
         self.info = parts.info
@@ -60,17 +63,17 @@ class Engine:
         self._codec = None
         if parts.codec is not None:
             self._codec = CodecPipeline(parts.codec, self._scheduler, self._meter, clock, self._talker.codes)
-        #: Every open request, by id.
+        #: Open requests by id.
         self._jobs: dict[str, Job] = {}
-        #: Those to be cancelled by the next step.
+        #: Requests that the next step cancels.
         self._cancelling: list[Job] = []
-        #: Chunks for whoever calls `step`.
+        #: Chunks that the next `step` returns.
         self._ready: list[AudioChunk] = []
         self._names = map("request-{}".format, itertools.count(1))
         self._is_stepping = False
-        #: Held by whoever changes anything: several threads may call, and take turns.
+        #: Guards all engine state.
         self._lock = threading.RLock()
-        #: Why the engine has stopped.
+        #: Set when the engine has stopped.
         self._failure: EngineStoppedError | None = None
 
     @classmethod
@@ -85,10 +88,10 @@ class Engine:
         strict: bool | None = None,
         config: EngineConfig | None = None,
     ) -> Engine:
-        """Load a checkpoint folder or hub id; no `model` is the built-in one.
+        """Load a checkpoint folder or hub id; without `model`, the built-in one.
 
-        `codec` is a folder, a hub id, `None` for the one that the model names, or "none" to make codes only. `rows` and
-        `strict` overrule `config`'s. Raises ConfigError, CheckpointError.
+        `codec` is a folder, a hub id, `None` for the codec that the model names, or "none" to make
+        codes only. `rows` and `strict` override `config`. Raises ConfigError, CheckpointError.
         """
         overrides = {name: value for name, value in (("rows", rows), ("strict", strict)) if value is not None}
         config = EngineConfig.model_validate((config or EngineConfig()).model_dump() | overrides)
@@ -96,22 +99,22 @@ class Engine:
 
     @property
     def sample_rate(self) -> int:
-        """Of the audio, in Hz."""
+        """Output sample rate in Hz."""
         return self.info.sample_rate
 
     @property
     def channels(self) -> int:
-        """Of the audio."""
+        """Output channels."""
         return self.info.channels
 
     @property
     def frame_seconds(self) -> float:
-        """Length of a frame."""
+        """Length of one frame."""
         return self.info.frame_seconds
 
     @property
     def voices(self) -> Voices:
-        """The checkpoint's own, by name: what `SpeechRequest.voice` may say."""
+        """The checkpoint's own voices by name: the values of `SpeechRequest.voice`."""
         return self.parts.voices
 
     @property
@@ -122,21 +125,25 @@ class Engine:
     # ---- requests in one call
 
     def generate(self, request: SpeechRequest) -> Speech:
-        """Speak `request` to its end. Raises InvalidRequestError, ReferenceAudioError, EngineStoppedError."""
+        """Speak `request` to its end. Raises InvalidRequestError, ReferenceAudioError,
+        EngineStoppedError.
+        """
         return self.generate_many([request])[0]
 
     def generate_many(self, requests: Iterable[SpeechRequest]) -> list[Speech]:
         """Speak all `requests`, as many at a time as there are rows; results in the order given.
 
-        Shows one progress bar on a terminal. Raises the first error, after ending the other requests.
+        Shows one progress bar on a terminal. Raises the first error, after ending the other
+        requests.
         """
         return driver.generate_many(self, requests)
 
     def stream(self, request: SpeechRequest) -> Generator[AudioChunk, None, None]:
-        """Yield audio as it is made, in chunks of `config.chunks`; the last one carries how it ended, and no samples.
+        """Yield audio as it is made, in chunks of `config.chunks`; the last chunk has the end and
+        no samples.
 
-        Errors as for `generate`, and CapacityError. Closing the iterator cancels the request; other open requests go on
-        meanwhile.
+        Raises the errors of `generate`, and CapacityError. Closing the iterator cancels the
+        request. Other open requests advance meanwhile.
         """
         return driver.stream(self, request)
 
@@ -151,12 +158,13 @@ class Engine:
         streaming: bool = True,
         outbox: deque[AudioChunk] | None = None,
     ) -> str:
-        """Queue a request and return its id; `step` returns its chunks, or appends them to `outbox` where one is given.
+        """Queue a request and return its id; `step` returns its chunks, or appends them to `outbox`
+        if one is given.
 
-        `streaming=False` says that only the whole is wanted: it is decoded in large chunks. Higher `priority` goes
-        first. Raises InvalidRequestError, ReferenceAudioError, CapacityError when the queue is full, and
-        EngineStoppedError. What is found out later, such as a reference too long for the context, ends the request with
-        reason `error`.
+        With `streaming=False` the audio is wanted as a whole, so it is decoded in large chunks.
+        Higher `priority` goes first. Raises InvalidRequestError, ReferenceAudioError, CapacityError
+        when the queue is full, and EngineStoppedError. An error that is found later, such as a
+        reference too long for the context, ends the request with reason `error`.
         """
         request = self._intake.resolve(request)
         added_at = self._clock()
@@ -184,10 +192,11 @@ class Engine:
         return job.id
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it is, in the next step; all that still comes of it is a last chunk that says
-        `cancelled`. No effect on one that is over.
+        """End a request in the next step; its last chunk says `cancelled`. No effect on a request
+        that has ended.
         """
-        # Nothing is touched here: an iterator may be closed by the garbage collector in the middle of a step.
+        # The next step does it: the garbage collector may close an iterator in the middle of this
+        # one.
         with self._lock:
             job = self._jobs.get(request_id)
             if job is not None:
@@ -195,16 +204,22 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """No request is open and no chunk is left to be fetched, so `step` would do nothing."""
+        """No request is open and no chunk is waiting, so `step` would do nothing."""
         return not (self._jobs or self._ready)
 
     @property
     def has_room(self) -> bool:
-        """Another request would be taken, and would wait for one to end at most."""
+        """The queue is not full and at most one request per row is waiting."""
         return len(self._jobs) < 2 * self.config.rows and not self._intake.is_full
 
     def step(self) -> list[AudioChunk]:
-        """Do the next piece of everybody's work and return the audio that became ready, in order of each request."""
+        """Advance every request and return the audio that became ready, in order for each request.
+
+        A step drops what was cancelled. If the last frame has been read, it prepares references,
+        admits requests, prefills, and launches a frame. Then it collects frames and chunks,
+        launches the chunks that are due, delivers audio, and waits only until something has come
+        back.
+        """
         with self._lock:
             if self._failure is None:
                 with self._guarded():
@@ -225,9 +240,10 @@ class Engine:
             return ready
 
     def advance(self) -> bool:
-        """Do a `step` and keep what it would return for the next caller of `step`.
+        """Do a `step` for a caller with an outbox; the next caller of `step` gets the chunks of
+        other requests.
 
-        For a caller with an outbox. Does nothing and returns False inside a step.
+        Inside a step it does nothing and returns False.
         """
         with self._lock:
             if self._is_stepping:
@@ -236,7 +252,7 @@ class Engine:
             return True
 
     def stats(self) -> EngineStats:
-        """Rows, pages, queues, batches and times, as they are now."""
+        """A snapshot of rows, pages, queues, batches and times."""
         references = self.parts.references
         return EngineStats.of(
             self._meter,
@@ -247,7 +263,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise HocketError unless every row and page is where the requests say it is."""
+        """Raise HocketError unless rows, pages and requests agree."""
         self._scheduler.check_integrity()
 
     # ---- the verbs of a step, in order
@@ -264,7 +280,7 @@ class Engine:
         self._cancelling = []
 
     def _prepare_references(self) -> None:
-        """Encode a piece of the references that requests wait for."""
+        """Encode the next part of the references that requests wait for."""
         if not self._intake.preparing:
             return
         self._meter.host()
@@ -277,7 +293,7 @@ class Engine:
         """Give rows to requests from the queue."""
         for scheduled in self._scheduler.admit(self._clock()):
             job = self._jobs[scheduled.id]
-            if job.row is not None:  # preempted before: its row kept everything but the K/V
+            if job.row is not None:  # it was preempted: its row has kept everything but the K/V
                 continue
             job.row = scheduled.row
             self._talker.start(job, scheduled.row)
@@ -285,10 +301,10 @@ class Engine:
                 self._codec.start(scheduled, job.prompt.prefix_codes)
 
     def _decode(self) -> list[tuple[DecodeItem, DecodedChunk]]:
-        """Collect the chunks that are done and launch those that are due.
+        """Collect finished chunks and launch those that are due.
 
-        A frame takes as long as several chunks, which must not wait for it. Finished ones make room for others, which
-        are launched before any is delivered.
+        Chunks must not wait for a frame, which takes as long as several of them. Launches come
+        before deliveries, so that the device is busy meanwhile.
         """
         if self._codec is None:
             return []
@@ -297,7 +313,7 @@ class Engine:
         return chunks
 
     def _deliver(self, chunks: list[tuple[DecodeItem, DecodedChunk]]) -> None:
-        """Hand out the audio of chunks, but for what comes after an end."""
+        """Emit the audio of `chunks` up to the end of each request."""
         for item, chunk in chunks:
             scheduled, frames, samples_CS = item.request, item.count, chunk.samples_CS
             if not scheduled.wants_audio or item.start >= scheduled.frames:
@@ -316,12 +332,12 @@ class Engine:
 
     @property
     def _must_wait(self) -> bool:
-        """Nothing can be launched before the device has finished something."""
+        """The device must finish something before anything can be launched."""
         in_flight = self._talker.busy or (self._codec is not None and self._codec.busy)
         return in_flight and not self._talker.goes_on
 
     def _wait(self) -> None:
-        """Poll until the device has finished something, or for so long that another chunk may be due."""
+        """Poll until a launch completes or the poll budget is spent."""
         self._meter.host()
         for _ in range(_POLLS):
             time.sleep(_POLL_SECONDS)
@@ -330,7 +346,7 @@ class Engine:
         self._meter.waited(for_frames=self._talker.busy)
 
     def _finish(self) -> None:
-        """End the requests that hold nothing any more."""
+        """End the requests that hold nothing any more; check integrity when none is left."""
         for scheduled in self._scheduler.release_finished():
             assert scheduled.finish_reason is not None
             self._end(self._jobs[scheduled.id], scheduled.finish_reason)
@@ -344,8 +360,8 @@ class Engine:
         (self._ready if job.outbox is None else job.outbox).append(chunk)
 
     def _codes(self, job: Job, first: int, count: int) -> NDArray[np.int64]:
-        """Frames of a request, int64 [count, N]; until its row is given to another."""
-        return self._talker.codes(0 if job.row is None else job.row, first, count).copy()  # without a row: no frames
+        """Frames of a request, int64 [count, N]; valid until its row is given to another request."""
+        return self._talker.codes(0 if job.row is None else job.row, first, count).copy()  # no row: no frames
 
     def _end(self, job: Job, reason: FinishReason) -> None:
         """The only place where requests leave the engine."""
@@ -353,19 +369,21 @@ class Engine:
         end = job.ended(reason, self._clock(), self.frame_seconds)
         scheduled, frames = job.scheduled, 0
         if self._codec is None and scheduled is not None and scheduled.wants_audio:
-            frames = scheduled.frames  # without a codec the codes were not delivered yet
+            frames = scheduled.frames  # without a codec, the last chunk delivers the codes
         self._emit(job, np.zeros((self.channels, 0), self.config.samples), self._codes(job, 0, frames), end)
         job.end = end
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """A step: Ctrl-C waits for its end, its time is metered, and whatever fails in it stops the engine."""
+        """Guard a step: Ctrl-C waits for its end, its time is metered, and a failure stops the
+        engine.
+        """
         with deferred_interrupt():
             self._is_stepping = True
             self._meter.begin()
             try:
                 yield
-            except BaseException as error:  # state is undefined now, whatever it was: no request may hang on it
+            except BaseException as error:  # the state is undefined now: no request may wait for it
                 self._stop(error)
                 if not isinstance(error, Exception):
                     raise
@@ -374,8 +392,9 @@ class Engine:
                 self._meter.host()
 
     def _stop(self, error: BaseException) -> None:
-        """End everything: the engine's state is not to be trusted any more."""
-        # Its own text may quote a user, so only `__cause__` has that: no message and no log does.
+        """End every request: the engine's state cannot be trusted any more."""
+        # The text of `error` may quote a user, so it stays in `__cause__`: no message and no log
+        # shows it.
         self._failure = EngineStoppedError(f"the engine has stopped ({type(error).__name__}); load it again")
         self._failure.__cause__ = error
         for job in list(self._jobs.values()):
@@ -387,10 +406,10 @@ class Engine:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Ctrl-C inside the block takes effect at its end; a second one takes effect at once.
+    """Defer Ctrl-C to the end of the block; a second Ctrl-C takes effect at once.
 
-    Does nothing in a thread other than the main one, which gets no signals, and where Ctrl-C is ignored or is handled
-    by something that is not Python's.
+    Does nothing in threads other than the main one, which get no signals, and where Ctrl-C is
+    ignored or not handled in Python.
     """
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(handler):

@@ -1,4 +1,6 @@
-"""From an opened request to a place in the scheduler's queue: its references' codes, its prompt and its frame limit."""
+"""Takes requests in: encodes references, builds the prompt, sets the frame limit and queues at the
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ _LOG = logging.getLogger("hocket.engine")
 
 
 def check_fields(request: SpeechRequest, takes: frozenset[str]) -> None:
-    """Raise InvalidRequestError for the first field that the request sets and the model's family does not take."""
+    """Raise InvalidRequestError for the first field that the request sets and the model's family
+    does not take.
+    """
     for name in SpeechRequest.model_fields:
         if name not in COMMON_FIELDS and name not in takes and getattr(request, name) is not None:
             raise InvalidRequestError(Template("this model does not know {param}; leave it out"), param=name)
 
 
 class Intake:
-    """Holds the requests that wait for codes of their references, so encoders have work only while it holds some."""
+    """Holds the requests that wait for their references. The encoders have work only while there
+    are some.
+    """
 
     def __init__(self, parts: EngineParts, scheduler: Scheduler) -> None:
         self._parts = parts
@@ -41,11 +47,11 @@ class Intake:
 
     @property
     def preparing(self) -> int:
-        """Requests that wait for codes."""
+        """Requests that wait for their references."""
         return len(self._preparing)
 
     def resolve(self, request: SpeechRequest) -> SpeechRequest:
-        """The request with its numbers read out and with the reference of the voice that it names.
+        """The request with its text normalised and with the reference of the voice that it names.
 
         Raises InvalidRequestError.
         """
@@ -60,7 +66,7 @@ class Intake:
         return len(self._preparing) + self._scheduler.waiting >= self._config.max_waiting
 
     def open(self, job: Job) -> None:
-        """Queue a request, at once or when its references are encoded.
+        """Queue a request at the scheduler, at once or when its references are encoded.
 
         Raises InvalidRequestError, ReferenceAudioError, and CapacityError when the queue is full.
         """
@@ -74,9 +80,10 @@ class Intake:
             self._schedule(job)
 
     def step(self) -> list[Job]:
-        """Encode a piece of the references, and queue the requests that have all of theirs.
+        """Encode the next part of the references and queue the requests whose references are
+        complete.
 
-        Returns those that end here instead: cancelled ones, and those with an `error`.
+        Returns the requests that end here instead: cancelled ones, and those with an `error`.
         """
         wanted = {key for job in self._preparing if not job.cancelled for key in job.missing_references}
         codes = {} if self._parts.references is None else self._parts.references.step(wanted)
@@ -91,22 +98,22 @@ class Intake:
             else:
                 try:
                     self._schedule(job)
-                except HocketError as error:  # a prompt too long for the model, say: known only now
+                except HocketError as error:  # for example a prompt that turns out too long for the model
                     job.error = error
                     over.append(job)
                 except Exception as error:
-                    # A mistake of ours that one request brought to light is no reason to end the others.
-                    _LOG.error(
-                        "event=request_failed id=%s error=%s", job.id, type(error).__name__
-                    )  # not its text: a user's
+                    # A bug that one request triggers must not end the others. The error's text may
+                    # quote a user.
+                    _LOG.error("event=request_failed id=%s error=%s", job.id, type(error).__name__)
                     job.error = HocketError(f"internal error ({type(error).__name__}); please report it")
                     over.append(job)
         self._preparing = waiting
         return over
 
     def _take_references(self, job: Job, needs: ReferenceNeeds) -> None:
-        """Codes and vectors of the job's references, or the keys under which they are being made."""
-        # All are read before the first is submitted: a request that is refused leaves nothing behind.
+        """Set the job's codes and vectors, or the keys of those that are still being made."""
+        # All are checked before the first is submitted, so that a refused request leaves nothing at
+        # the encoders.
         prepared = [self._read(reference, needs) for reference in job.request.references]
         self._check_lengths(prepared, needs)
         for content in prepared:
@@ -115,18 +122,20 @@ class Intake:
                 continue
             samples_CS = content.astype(np.float32, copy=False)
             if needs.voice:
-                assert self._parts.voice_vectors is not None  # the family needs it, so it has it
+                assert self._parts.voice_vectors is not None  # every family that needs it has it
                 key, vector = self._parts.voice_vectors.submit(samples_CS)
                 job.voices.append(key if vector is None else vector)
             if needs.codes:
-                assert self._parts.references is not None  # `_read` has seen to it
+                assert self._parts.references is not None  # `_read` has checked it
                 key, codes = self._parts.references.submit(samples_CS)
                 job.references.append(key if codes is None else codes)
 
     def _check_lengths(
         self, prepared: Sequence[NDArray[np.int64] | NDArray[np.float32]], needs: ReferenceNeeds
     ) -> None:
-        """Refuse, before anything is encoded, recordings that are too short, and those that cannot fit a prompt."""
+        """Refuse, before anything is encoded, recordings that are too short, and those that cannot
+        fit a prompt.
+        """
         info, total = self._info, 0
         for content in prepared:
             is_codes = np.issubdtype(content.dtype, np.integer)
@@ -149,7 +158,7 @@ class Intake:
                 self._parts.voice_vectors.check_length(content.shape[1])
 
     def _read(self, reference: Reference, needs: ReferenceNeeds) -> NDArray[np.int64] | NDArray[np.float32]:
-        """Its codes [F, N], or its samples [C, S]."""
+        """The codes [F, N] or the samples [C, S] of a reference."""
         codes = load_reference_codes(reference)
         if codes is not None and needs.voice:
             raise InvalidRequestError(
@@ -181,12 +190,12 @@ class Intake:
             priority=job.priority,
             streaming=job.streaming,
             codec_ready=len(job.prompt.prefix_codes) == 0,
-            # Rows say where the voice stands, not whose it is.
+            # The rows do not show the voice vector, on which their K/V depends.
             prefix_salt=job.prompt.voice.tobytes(),
         )
 
     def _frame_limit(self, job: Job, prompt_rows: int) -> int:
-        """The most frames that the request may have; sets what reaching it means."""
+        """The maximum frames of the request; also sets the reason to report when it is reached."""
         room = self._info.context_rows - prompt_rows
         if room < 1:
             raise InvalidRequestError(

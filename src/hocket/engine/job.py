@@ -1,4 +1,6 @@
-"""What the engine keeps of an open request beside the scheduler's view of it."""
+"""The engine's record of an open request. `Job.scheduled` is the scheduler's record of the same
+request.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _NO_PROMPT = PromptRows(np.empty((0, 0), np.int64), np.empty((0, 0), np.int64))
 class Job:
     """One open request. Only the engine writes to it."""
 
-    # What was asked for
+    # Set by the caller
     id: str
     request: SpeechRequest
     seed: int
@@ -41,25 +43,27 @@ class Job:
     #: Takes the chunks of the request; None: `step` returns them.
     outbox: deque[AudioChunk] | None
 
-    # On the way into the scheduler
-    #: Codes int64 [F, N] of each reference, or the key under which they are being made.
+    # Set by intake
+    #: Codes int64 [F, N] of each reference, or the key of codes that are still being made.
     references: list[NDArray[np.int64] | Key] = field(default_factory=list)
-    #: Vectors float32 [D] of them, in a family that hears voices so; or keys likewise.
+    #: Voice vector float32 [D] of each reference, or its key; empty in families without voice
+    #: vectors.
     voices: list[NDArray[np.float32] | Key] = field(default_factory=list)
-    #: Without rows until it is built.
+    #: Has no rows until it is built.
     prompt: PromptRows = _NO_PROMPT
-    #: The scheduler's side of the request, from the moment that it is queued there.
+    #: Set when the request is queued at the scheduler.
     scheduled: Request | None = None
 
-    # Speaking
-    #: Its row, as long as it has one and after; None until it was admitted.
+    # Set while it speaks
+    #: The row of the request, also after it was released; None until it is admitted.
     row: int | None = None
-    #: What it means to reach the frame limit: the caller's cap, or our guess that the speech has run away.
+    #: The reason to report at the frame limit: "length" for the caller's cap, "runaway" for the
+    #: budget of the text.
     limit_reason: FinishReason = "length"
     silence: SilenceDetector | None = None
     cancelled: bool = False
     error: HocketError | None = None
-    #: Set when the request is over.
+    #: Set when the request has ended.
     end: RequestEnd | None = None
 
     @property
@@ -80,12 +84,12 @@ class Job:
     def take_references(
         self, codes: Mapping[Key, NDArray[np.int64]], vectors: Mapping[Key, NDArray[np.float32]]
     ) -> None:
-        """Replace keys by what was made for them."""
+        """Replace keys by the codes and vectors that were made for them."""
         self.references = [codes.get(one, one) if isinstance(one, str) else one for one in self.references]
         self.voices = [vectors.get(one, one) if isinstance(one, str) else one for one in self.voices]
 
     def timings(self, now: float, frame_seconds: float) -> Timings:
-        """As they stand at `now`."""
+        """Times of the request so far."""
         if self.scheduled is None:
             return Timings(total_seconds=now - self.added_at)
         return Timings(
@@ -98,7 +102,7 @@ class Job:
         )
 
     def ended(self, reason: FinishReason, now: float, frame_seconds: float) -> RequestEnd:
-        """How it ended, for the caller."""
+        """The end of the request, for its last chunk."""
         return RequestEnd(
             finish_reason=self.limit_reason if reason == "length" else reason,
             seed=self.seed,

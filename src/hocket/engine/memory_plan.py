@@ -1,4 +1,6 @@
-"""What an engine takes of its device, from shapes alone: one plan for `hocket info`, for budgets and for the engine."""
+"""Device memory of an engine, from shapes alone: one plan for `hocket info`, for budgets and for
+the engine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hocket.models.talker import TalkerConfig
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """What a talker of `dtype` keeps keys and values in."""
+    """The dtype of keys and values for a talker of `dtype`."""
     return FP8 if config.kv_dtype == "fp8" else dtype
 
 
@@ -31,10 +33,10 @@ def plan_memory(
     weight_bytes: int,
     device: str = "cpu",
 ) -> MemoryPlan:
-    """The plan for an engine with these models on a kind of `device`.
+    """The plan for an engine with these models on a `device` type.
 
-    With `config.memory_bytes`, K/V gets what the rest leaves of it.
-    Raises ConfigError when the budget leaves less than one full-length request.
+    With `config.memory_bytes`, K/V gets the rest of the budget. Raises ConfigError when that is too
+    little for one request of full length.
     """
     kv_row_bytes = kv_bytes_per_row(talker, kv_dtype(config, dtype))
     context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
@@ -53,14 +55,14 @@ def plan_memory(
         + talker.n_vq * max(talker.audio_codebook_sizes)
         + SAMPLING_BYTES
         + talker.voice_size * dtype.itemsize
-        # Codes, and the text ids beside them.
+        # Codes and text ids.
         + context_rows * (talker.n_vq + 1) * torch.int32.itemsize
     )
     workspace_bytes = config.rows * context_rows * kv_bytes_per_row(talker, dtype) // talker.layers
     kv_rows = config.kv_rows or config.rows * context_rows
     if config.memory_bytes is not None:
         left = config.memory_bytes - weight_bytes - ring_bytes - row_bytes - workspace_bytes
-        # One page less than fits: the scratch page takes it.
+        # One page less than fits, because the scratch page takes one.
         kv_rows = min(kv_rows, (left // (kv_row_bytes * config.page_rows) - 1) * config.page_rows)
         if kv_rows < context_rows:
             raise ConfigError(

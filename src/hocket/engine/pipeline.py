@@ -1,4 +1,6 @@
-"""The two lanes of a step: frames through the talker, chunks through the codec. Each knows what it has in flight."""
+"""The two pipelines of a step: frames through the talker, chunks through the codec. Each tracks its
+work in flight.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +24,48 @@ from hocket.engine.stats import Meter
 
 
 class TalkerPipeline:
-    """Prefill and frames."""
+    """Launches prefill and frames; reads frames back."""
 
     def __init__(self, parts: EngineParts, scheduler: Scheduler, meter: Meter, clock: Callable[[], float]) -> None:
         self._runner = parts.talker
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
-        #: The frame that was launched and not read. The next one is launched when it has been.
+        #: The frame that was launched and not read yet. It is read before the next one is launched.
         self._in_flight: FramesInFlight | None = None
-        #: The latest launch computed a part of a prompt by itself.
+        #: The last launch was a prefill without a frame.
         self._has_prefilled = False
         rows, policy = parts.config.rows, parts.config.runaway
         self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.info.frame_seconds))
-        #: Codes of every row's frames, as they were read back.
+        #: Codes of all frames that were read back, by row.
         self._codes_RFN = np.empty((rows, parts.info.context_rows, parts.n_vq), np.int64)
 
     def start(self, job: Job, row: int) -> None:
-        """A new request on `row`."""
+        """Start a request on `row`."""
         self._loops.start(row)
         self._runner.start(row, job.sampling, job.seed, job.request.min_frames, job.prompt)
 
     @property
     def busy(self) -> bool:
-        """A launched frame is to be read before anything else is launched."""
+        """A frame is in flight and must be read before the next launch."""
         return self._in_flight is not None
 
     @property
     def done(self) -> bool:
-        """`collect` would read something."""
+        """`collect` would read a frame."""
         return self._in_flight is not None and self._in_flight.done
 
     @property
     def goes_on(self) -> bool:
-        """What was launched need not be waited for: a part of a prompt by itself."""
+        """The last launch was a prefill alone, for which a step need not wait."""
         return self._has_prefilled and not self.busy
 
     def prefill_and_launch(self) -> None:
-        """Compute prompts, as much as a step may, and launch a frame of everybody.
+        """Prefill within the step's budget and launch one frame for every running row.
 
-        Where the runner computes both in one pass, those whose prompt is now complete speak from the next step on,
-        which comes sooner for it; but not if nobody else is speaking.
+        A runner that joins both in one pass makes a prompt's first frame in the step after the
+        prompt is complete; the step is shorter for it. When no row is running, the first frame
+        follows in the same step.
         """
         scheduler, runner = self._scheduler, self._runner
         self._has_prefilled = False
@@ -92,10 +95,10 @@ class TalkerPipeline:
         meter.frame_seconds += meter.lap()
 
     def collect(self) -> bool:
-        """Read the frame in flight where it is ready; returns whether it was.
+        """Read the frame in flight if it is ready; returns whether it was.
 
-        It is ready once the codes are drawn: the backbone goes on meanwhile, and the host has that long to launch what
-        comes next.
+        It is ready once its codes are drawn. The backbone is still running then, which gives the
+        host time for the next launch.
         """
         flight = self._in_flight
         if flight is None or not flight.done:
@@ -107,12 +110,14 @@ class TalkerPipeline:
         return True
 
     def codes(self, row: int, first: int, count: int) -> NDArray[np.int64]:
-        """A view of frames that were read back, int64 [count, N]; a row's stay until another request starts on it."""
+        """A view of frames that were read back, int64 [count, N]; valid until another request
+        starts on the row.
+        """
         return self._codes_RFN[row, first : first + count]
 
     def _note(self, batch: FrameBatch, stopped: list[bool], codes_BN: NDArray[np.int64]) -> None:
-        # A frame in flight at a cancel counts for nothing: `collect_frames` and `finish` leave those alone that have
-        # ended.
+        # A frame that was in flight at a cancel does not count: `collect_frames` and `finish` skip
+        # ended requests.
         now = self._clock()
         rows_B, frames_B, _ = batch.frame_index_3B
         self._codes_RFN[rows_B, frames_B] = codes_BN
@@ -122,7 +127,7 @@ class TalkerPipeline:
 
 
 class CodecPipeline:
-    """Hearing recordings and decoding chunks."""
+    """Primes the codec with recordings and decodes chunks."""
 
     def __init__(
         self,
@@ -138,34 +143,36 @@ class CodecPipeline:
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
-        #: First chunks, and all others.
+        #: Decode batches in flight: of first chunks, and of all others.
         self._first_chunks: deque[SamplesInFlight] = deque()
         self._steady_chunks: deque[SamplesInFlight] = deque()
         self._primer = CodecPrimer(runner, scheduler, meter, clock)
 
     @property
     def busy(self) -> bool:
-        """Something was launched and has not come back."""
+        """A decode batch is in flight."""
         return bool(self._first_chunks or self._steady_chunks)
 
     @property
     def done(self) -> bool:
-        """Something has come back that `collect` would hand out, or that `launch` has waited for."""
+        """`collect` would return chunks, or priming can go on."""
         return (
             any(flights and flights[0].done for flights in (self._first_chunks, self._steady_chunks))
             or self._primer.done
         )
 
     def start(self, request: Request, prefix_codes_FN: NDArray[np.int64]) -> None:
-        """A new stream on the request's row, which goes on behind a recording's codes where there are any."""
+        """Start a stream on the request's row, behind the codes of the recording that it continues,
+        if any.
+        """
         if len(prefix_codes_FN):
-            # Its row is written when the recording has been heard.
+            # The primer writes the row once the codec has run the recording.
             self._primer.start(request, prefix_codes_FN)
         else:
             self._runner.start(StateSlot("row", request.row))
 
     def launch(self) -> None:
-        """Launch the chunks that are due, and a piece of the recordings that are to be heard."""
+        """Launch the chunks that are due, and the next slice of priming."""
         meter = self._meter
         while (batch := self._scheduler.next_decode(self._clock())) is not None:
             meter.host()
@@ -178,7 +185,7 @@ class CodecPipeline:
             self._primer.step()
 
     def collect(self) -> list[tuple[DecodeItem, DecodedChunk]]:
-        """What is done."""
+        """Completed chunks, in launch order."""
         back: list[tuple[DecodeItem, DecodedChunk]] = []
         for flights in (self._first_chunks, self._steady_chunks):
             while flights and flights[0].done:

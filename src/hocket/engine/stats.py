@@ -1,4 +1,6 @@
-"""What the engine counts while it runs: a few additions a step, so it is never off."""
+"""Counters and times of a running engine. They take a few additions per step, so they are always
+on.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ class Meter:
     """Counters, from the start of the engine."""
 
     steps: int = 0
-    #: Batches launched, and the requests in them: their quotient is the mean batch.
+    #: Launched batches, and the requests in all of them; the quotient is the mean batch.
     frame_batches: int = 0
     frame_rows: int = 0
     decode_batches: int = 0
     decode_rows: int = 0
-    #: Where the steps' time went: inside the calls of each runner, and around them.
+    #: Time of all steps, by part: the calls of each runner, and the engine's own work (host).
     reference_seconds: float = 0.0
     prefill_seconds: float = 0.0
     frame_seconds: float = 0.0
@@ -33,20 +35,20 @@ class Meter:
         self.lap_at = time.perf_counter()
 
     def lap(self) -> float:
-        """Seconds since the last lap; whoever calls adds them to where they went."""
+        """Seconds since the last lap; the caller adds them to a counter."""
         now = time.perf_counter()
         seconds, self.lap_at = now - self.lap_at, now
         return seconds
 
     def waited(self, *, for_frames: bool) -> None:
-        """Since the last lap nothing was done but wait for the device."""
+        """The time since the last lap was spent waiting for the device."""
         if for_frames:
             self.frame_seconds += self.lap()
         else:
             self.decode_seconds += self.lap()
 
     def host(self) -> None:
-        """What was done since the last lap was the engine's own work."""
+        """The time since the last lap was the engine's own work."""
         self.host_seconds += self.lap()
 
 
@@ -55,17 +57,17 @@ class EngineStats:
     """A snapshot. Counters and seconds run from the start of the engine."""
 
     scheduler: SchedulerStats
-    #: Requests that wait for their references' codes.
+    #: Requests that wait for their references.
     preparing: int
     reference_hits: int
     reference_misses: int
     steps: int
-    #: Mean requests in a frame batch and streams in a decode batch; 0 before the first.
+    #: Mean requests in a frame batch and mean streams in a decode batch; 0 before the first batch.
     frame_batches: int
     mean_frame_rows: float
     decode_batches: int
     mean_decode_rows: float
-    #: Where the steps' time went: inside the calls of each runner, and around them.
+    #: Time of all steps, by part: the calls of each runner, and the engine's own work (host).
     reference_seconds: float
     prefill_seconds: float
     frame_seconds: float
@@ -76,7 +78,7 @@ class EngineStats:
     def of(
         cls, meter: Meter, scheduler: SchedulerStats, *, preparing: int, reference_hits: int, reference_misses: int
     ) -> EngineStats:
-        """The meter's counters and what the engine's parts say of themselves."""
+        """A snapshot from the meter and the counters of the engine's parts."""
         return cls(
             scheduler=scheduler,
             preparing=preparing,

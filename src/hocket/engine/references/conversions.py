@@ -1,7 +1,8 @@
-"""The codec for its own sake: recordings to codes and codes to audio, a bounded piece a step beside all speech.
+"""Codec conversions: recordings to codes and codes to audio, a bounded part per step beside all
+speech.
 
-A conversion's chunks look like those of speech: audio with the codes that it came from, or codes without audio, and
-then an end. So whatever carries speech carries them, too.
+The chunks of a conversion are like those of speech: audio with its codes, or codes without audio,
+and then an end. So they travel on the same way as speech.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from hocket.engine.references.encoder import codec_fingerprint
 from hocket.errors import CapacityError, InvalidRequestError
 from hocket.models.codec import Codec
 
-#: Frames of a piece: 1.3 s of audio. A step that has one takes longer by about as much as one chunk of speech.
+#: Frames of a part: 1.3 s of audio, which lengthens a step by about as much as one chunk of speech.
 PIECE_FRAMES = 16
-#: Conversions that may wait.
+#: Maximum conversions that wait.
 MAX_WAITING = 64
 
 
 @dataclass(slots=True, eq=False)
 class _Conversion:
     name: str
-    #: float32 [C, S] to be encoded, or int64 [F, N] to be decoded.
+    #: float32 [C, S] to encode, or int64 [F, N] to decode.
     content: NDArray[np.float32] | NDArray[np.int64]
-    #: Of an encoding; None: all.
+    #: Codebooks to encode with; None: all.
     n_codebooks: int | None
     frames: int
     started: float
@@ -43,18 +44,18 @@ class _Conversion:
 
 
 class Conversions:
-    """A queue, and one codec stream of each direction; the first in line is worked on until it is over."""
+    """A queue, and one codec stream for each direction; conversions run one after another."""
 
     def __init__(self, codec: Codec, clock: Callable[[], float] = time.perf_counter) -> None:
         self._codec, self._clock = codec, clock
-        #: Names the codec: codes are of no use to another.
+        #: Codec fingerprint: codes are valid only for the same id.
         self.codec_id = codec_fingerprint(codec)
         self._device = next(codec.parameters()).device
         self._row_B = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._encoder = codec.new_encoder_state(1, PIECE_FRAMES)
         self._decoder = codec.new_decoder_state(1, PIECE_FRAMES)
         self._queue: deque[_Conversion] = deque()
-        #: Ends of those that were cancelled, for the next step to hand out.
+        #: Ends of cancelled conversions, which the next step returns.
         self._ended: list[AudioChunk] = []
 
     @property
@@ -68,7 +69,8 @@ class Conversions:
         return not (self._queue or self._ended)
 
     def encode(self, name: str, samples_CS: NDArray[np.float32], n_codebooks: int | None) -> None:
-        """Queue a recording at the codec's rate and channels; an unfinished frame at its end is coded as well.
+        """Queue a recording at the codec's rate and channels; an incomplete last frame is encoded,
+        too.
 
         Raises InvalidRequestError, CapacityError.
         """
@@ -103,7 +105,7 @@ class Conversions:
         self._open(_Conversion(name, codes_FN, None, len(codes_FN), self._clock()))
 
     def cancel(self, name: str) -> None:
-        """End a conversion; the next step says so. No effect on one that is over."""
+        """End a conversion; the next step returns its end. No effect on one that has ended."""
         for job in self._queue:
             if job.name == name:
                 self._queue.remove(job)
@@ -112,7 +114,7 @@ class Conversions:
 
     @torch.inference_mode()
     def step(self) -> list[AudioChunk]:
-        """Convert a piece; its chunk, behind it the end of a conversion that is over."""
+        """Convert the next part; returns its chunk, and the end of a conversion that is complete."""
         chunks, self._ended = self._ended, []
         if not self._queue:
             return chunks

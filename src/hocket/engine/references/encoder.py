@@ -1,7 +1,7 @@
-"""Reference recordings to codes: many at once, in bounded pieces, once per content.
+"""Reference recordings to codes: several at once, in bounded parts, once per content.
 
-Encoding a minute of audio in one go would hold up every running stream, so it goes through a streaming encoder a few
-frames a step. Streaming is exact: the pieces give the codes of the whole.
+Encoding a minute of audio in one call would stall every running stream, so a streaming encoder
+takes a few frames per step. Streaming is exact: the parts give the codes of the whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.config import ReferenceCacheConfig
 from hocket.errors import AudioFileError, ConfigError
 from hocket.models.codec import Codec
 
-#: Recordings in a call of the encoder, and frames of each: 4 x 16 frames are 5 s of audio a step.
+#: Recordings in a call of the encoder, and frames of each: 4 x 16 frames are 5 s of audio per step.
 ENCODER_ROWS = 4
 ENCODER_CHUNK_FRAMES = 16
 
@@ -33,7 +33,9 @@ _LOG = logging.getLogger("hocket")
 
 @dataclass(slots=True, eq=False)
 class _Encoding:
-    """A recording on its way: `samples` [C, S], of which `done` of `frames` frames have their `codes`."""
+    """A recording that is being encoded: `samples` [C, S]; `done` of its `frames` frames have
+    `codes`.
+    """
 
     key: Key
     samples: torch.Tensor
@@ -44,7 +46,9 @@ class _Encoding:
 
 
 class ReferenceEncoder:
-    """Encodes prepared recordings with the first `n_codebooks` codebooks and remembers the codes by content."""
+    """Encodes prepared recordings with the first `n_codebooks` codebooks and caches the codes by
+    content.
+    """
 
     def __init__(self, codec: Codec, *, n_codebooks: int, config: ReferenceCacheConfig, fixed_batch: bool) -> None:
         """Raises ConfigError when the cache folder cannot be made."""
@@ -76,7 +80,8 @@ class ReferenceEncoder:
         return self._state.nbytes
 
     def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.int64] | None]:
-        """The codes [F, N] of a prepared recording if they are known; else some later `step` hands them out by key.
+        """The codes [F, N] of a prepared recording if they are cached; otherwise a later `step`
+        returns them by key.
 
         Equal recordings are encoded once.
         """
@@ -93,9 +98,10 @@ class ReferenceEncoder:
 
     @torch.inference_mode()
     def step(self, wanted: Set[Key]) -> dict[Key, NDArray[np.int64]]:
-        """Encode the next piece of up to `ENCODER_ROWS` recordings; returns those that are thereby done.
+        """Encode the next part of up to `ENCODER_ROWS` recordings; returns the codes of those that
+        are complete.
 
-        A recording that is not `wanted` any more is dropped.
+        Recordings that are no longer `wanted` are dropped.
         """
         for key in self._waiting.keys() - wanted:
             del self._waiting[key]
@@ -166,7 +172,7 @@ class ReferenceEncoder:
         if path is not None:
             try:
                 write_codes(path, codes)
-            except AudioFileError as error:  # a full disk must not end the speech of everybody
+            except AudioFileError as error:  # a full disk must not end requests
                 _LOG.warning("the reference cache keeps these codes in memory only: %s", error)
 
     def _remember(self, key: Key, codes: NDArray[np.int64]) -> None:
@@ -181,20 +187,22 @@ class ReferenceEncoder:
 
 
 def _log_damage(path: Path, reason: str) -> None:
-    # As good as no file: the recording is at hand and is encoded again, over it.
+    # Treated like a missing file: the recording is encoded again and the file is replaced.
     _LOG.warning("%s in the reference cache is damaged and is made again: %s", path, reason)
 
 
 def _fingerprint(codec: Codec, n_codebooks: int, device: torch.device, fixed_batch: bool) -> bytes:
-    """Tells apart whose codes may not be exchanged: codecs, and roundings, by the device and by whether shapes are
-    fixed.
+    """Identifies interchangeable codes: those of one codec with one rounding, which depends on
+    device and shapes.
     """
     facts = f"{codec_fingerprint(codec)} {n_codebooks} {device.type} {fixed_batch}"
     return hashlib.blake2b(facts.encode(), digest_size=20).digest()
 
 
 def codec_fingerprint(codec: Codec) -> str:
-    """Tells codecs apart by configuration and a sample of their weights: the codes of one are noise to another."""
+    """Identifies a codec by its configuration and a sample of its weights: its codes are noise to
+    any other codec.
+    """
     digest = hashlib.blake2b(repr(codec.config).encode(), digest_size=20)
     for parameter in codec.parameters():
         digest.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())

@@ -1,4 +1,6 @@
-"""Reference recordings to voice vectors: one recording a step, once per content, for families that hear voices so."""
+"""Reference recordings to voice vectors: one recording per step, once per content, for families
+that read vectors.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from numpy.typing import NDArray
 from hocket.engine.references.encoder import Key
 from hocket.models.family import VoiceEncoder
 
-#: Vectors that are remembered; a thousand of 2,048 numbers take 8 MB.
+#: Vectors in the cache; a thousand vectors of 2,048 numbers take 8 MB.
 MAX_VECTORS = 1024
 
 
 class VoiceVectors:
-    """Embeds prepared recordings and remembers the vectors by content."""
+    """Embeds prepared recordings and caches the vectors by content."""
 
     def __init__(self, encoder: VoiceEncoder) -> None:
         self._encoder = encoder
@@ -27,11 +29,14 @@ class VoiceVectors:
         self._vectors: OrderedDict[Key, NDArray[np.float32]] = OrderedDict()
 
     def check_length(self, samples: int) -> None:
-        """Raise ReferenceAudioError when a recording of so many samples is too short to have a voice."""
+        """Raise ReferenceAudioError when a recording of so many samples is too short to have a
+        voice.
+        """
         self._encoder.check_length(samples)
 
     def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.float32] | None]:
-        """The vector [D] of a prepared recording if it is known; else some later `step` hands it out by key.
+        """The vector [D] of a prepared recording if it is cached; otherwise a later `step` returns
+        it by key.
 
         Raises ReferenceAudioError as `check_length` does.
         """
@@ -45,7 +50,9 @@ class VoiceVectors:
         return key, None
 
     def step(self, wanted: Set[Key]) -> dict[Key, NDArray[np.float32]]:
-        """Embed the first recording that waits, and return its vector; one that is not `wanted` any more is dropped."""
+        """Embed the first waiting recording and return its vector; drop recordings that are no
+        longer `wanted`.
+        """
         for key in self._waiting.keys() - wanted:
             del self._waiting[key]
         if not self._waiting:

@@ -1,7 +1,9 @@
-"""The codec's device state, indexed by row, and the only code that moves codes and samples between host and device.
+"""The codec's device state, indexed by row, and the only code that moves codes and samples between
+host and device.
 
-It has streams of its own: chunks are decoded while the talker goes on. Codes come from the host, which has read them
-back by then (a batch of 32 streams takes 46 kB), so the codec may be on another GPU than the talker.
+It uses CUDA streams of its own, so that chunks are decoded while the talker runs. Codes come from
+the host, which has read them back by then (a batch of 32 streams takes 46 kB), so the codec may be
+on another GPU than the talker.
 """
 
 from __future__ import annotations
@@ -23,26 +25,29 @@ from hocket.engine.scheduling.request import DecodeBatch
 from hocket.models.codec import Codec
 from hocket.models.layers.codec_state import CodecState
 
-#: Of streams of work: a listener waits for a first chunk, and a request for its recording; the talker has 0.
+#: CUDA stream priorities (lower runs first). The talker has 0.
 _FIRST_PRIORITY, _PRIMING_PRIORITY, _STEADY_PRIORITY = -3, -2, -1
 
 #: Streams of every codec batch in strict mode (see `talker.STRICT_ROWS`).
 STRICT_STREAMS = {"cpu": 8, "cuda": 32}
-#: Frames of every strict pack but of first chunks: 11 ms, at four fifths of the throughput of 480 (H200).
+#: Frames of every strict pack except those of first chunks: 11 ms, at four fifths of the throughput
+#: of 480 (H200).
 STRICT_FRAMES = 256
-#: Recordings that are heard at a time, and in pieces of how many frames; none: as speech is decoded. On a GPU one call
-#: for a whole recording of 5 s takes not much longer than one for a single frame.
+#: Recordings primed at a time, and slice sizes in frames (none: the largest chunk of speech). On a
+#: GPU one call for a whole recording of 5 s takes not much longer than one for a single frame.
 PRIMING_SLOTS = {"cpu": 1, "cuda": 4}
 PRIMING_SIZES = {"cpu": (), "cuda": (16, 32, 48, 64, 80)}
 
 
 def priming_sizes(device: str, max_chunk_frames: int) -> tuple[int, ...]:
-    """In pieces of how many frames a recording is heard, on a kind of device."""
+    """Priming slice sizes, in frames, per device type."""
     return PRIMING_SIZES[device] or (max_chunk_frames,)
 
 
 class StateSlot(NamedTuple):
-    """Where a stream's state is: on a request's row, being built up from a recording, or kept for later requests."""
+    """The slot of a stream's state: a request's row, a slot for priming, or one that keeps a primed
+    state.
+    """
 
     kind: Literal["row", "priming", "kept"]
     number: int
@@ -58,13 +63,13 @@ class SamplesInFlight:
 
     @property
     def done(self) -> bool:
-        """Whether collecting it would return at once."""
-        return self.power.done  # they come together
+        """Whether `collect` would return at once."""
+        return self.power.done  # both are copied together
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """One stream's part of a batch: samples [C, S], and the mean power of each frame [F], of floats in any case."""
+    """One stream's part of a batch: samples [C, S], and the mean power [F] of each frame as floats."""
 
     samples_CS: Samples
     power_F: NDArray[np.float32]
@@ -72,18 +77,20 @@ class DecodedChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DecodePath:
-    """Work on the streams of one state, one piece after another; paths that share a launcher share its order, too."""
+    """One way through the codec: a state, a launcher, and the batch sizes. Work on a launcher runs
+    in order.
+    """
 
     name: str
     launcher: Launcher
-    #: None: nothing of it is handed out.
+    #: None for priming, which returns no audio.
     copies: CopyStream | None
     state: CodecState
-    #: Most streams of a batch.
+    #: Maximum streams of a batch.
     streams: int
-    #: Sizes of chunks in frames.
+    #: Chunk sizes in frames.
     chunks: tuple[int, ...]
-    #: What batches are padded to: packs to so many frames, others to so many streams.
+    #: Batches are padded to one of these: packs in frames, other batches in streams.
     sizes: list[int]
 
     def size(self, used: int) -> int:
@@ -91,16 +98,18 @@ class _DecodePath:
 
 
 class CodecRunner:
-    """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals the whole decode.
+    """Decodes chunks on rows; the ring of a row holds its stream's history, so any chunking equals
+    the whole decode.
 
-    `chunk_sizes` are the sizes in frames that batches will have, `max_batch` their most streams, and `first_frames`
-    the most frames of a batch of first chunks (0: they go with the others). Recordings that requests continue are
-    heard elsewhere, in larger pieces, and copied to a row; `kept` of them stay.
+    `chunk_sizes` are the chunk sizes in frames, `max_batch` the maximum streams of a batch, and
+    `first_frames` the maximum frames of a batch of first chunks (0: they go with the others).
+    Recordings that requests continue are primed in slots of their own, in larger slices, and copied
+    to a row; `kept` primed states stay.
 
-    Where chunks are packed, first chunks, recordings and all other chunks have streams of their own, so that none
-    waits for another: beside the talker a batch of many frames takes 20 to 33 ms, one of first chunks 10 to 14
-    (H200, 64 to 256 clients). No two of them work on one row at a time: a row's second chunk is launched when the
-    first is back.
+    Where chunks are packed, first chunks, priming and all other chunks have CUDA streams of their
+    own, so that none waits for another: beside the talker a batch of many frames takes 20 to 33 ms,
+    one of first chunks 10 to 14 (H200, 64 to 256 clients). No two of them work on one row at a
+    time, because a row's second chunk is launched only when the first has been collected.
     """
 
     def __init__(
@@ -121,10 +130,11 @@ class CodecRunner:
         self._device = next(codec.parameters()).device
         kind = self._device.type
         self._strict = strict
-        rest = self._launching(_STEADY_PRIORITY)
-        #: Whether chunks of any sizes go together without padding, first chunks apart from the others.
-        self.packs = codec.packs and rest[0].records
-        # A strict pack has a size that depends on nothing beside the stream that is in it.
+        steady = self._launching(_STEADY_PRIORITY)
+        #: Whether chunks of any sizes are packed without padding, first chunks apart from the
+        #: others.
+        self.packs = codec.packs and steady[0].records
+        # The size of a strict pack depends only on the stream in it.
         self.priming_slots = 1 if strict and self.packs else PRIMING_SLOTS[kind]
         self.priming_sizes = priming_sizes(kind, self.chunk_sizes[-1])
         self.kept = kept
@@ -132,20 +142,22 @@ class CodecRunner:
         row_state = codec.new_decoder_state(max(rows, streams), self.chunk_sizes[-1])
         priming_state = codec.new_decoder_state(self.priming_slots, self.priming_sizes[-1])
         self._states = {"row": row_state, "priming": priming_state}
-        #: When what begins a row's stream is done, for the path that goes on with it.
+        #: Completion of the work that starts a row's stream; the path that continues the stream
+        #: waits for it.
         self._row_events: dict[int, torch.cuda.Event | None] = {}
         if kept:
             self._states["kept"] = codec.new_decoder_state(kept, 1)
         slots = self.priming_slots
         if self.packs:
             max_frames, priming = streams * self.chunk_sizes[-1], Launcher(self._device, priority=_PRIMING_PRIORITY)
-            # A strict pack has one size, since bits depend on it; that of a recording is the recording's own.
+            # Bits depend on the size of a pack. Strict packs have one size; that of priming follows
+            # from the recording.
             sizes = [STRICT_FRAMES] if strict else batch_sizes(max_frames)
             priming_batch_sizes = batch_sizes(slots * self.priming_sizes[-1])
         else:
-            priming = rest[0]
+            priming = steady[0]
             sizes, priming_batch_sizes = ([streams], [slots]) if strict else (batch_sizes(streams), batch_sizes(slots))
-        self._steady = self._first = _DecodePath("row", *rest, row_state, streams, self.chunk_sizes, sizes)
+        self._steady = self._first = _DecodePath("row", *steady, row_state, streams, self.chunk_sizes, sizes)
         self._priming = _DecodePath(
             "priming", priming, None, priming_state, slots, self.priming_sizes, priming_batch_sizes
         )
@@ -170,25 +182,25 @@ class CodecRunner:
         return self._steady.sizes[-1] if self.packs else 0
 
     def start(self, slot: StateSlot) -> None:
-        """Begin a new stream: position 0, nothing of an earlier one is visible."""
+        """Start a new stream: position 0, nothing of an earlier stream is visible."""
         path = self._first if slot.kind == "row" else self._priming
         with path.launcher.active():
             if slot.kind == "row":
-                # A copy for an earlier request, which has ended since, may still be on its way there.
+                # A copy for an earlier request, which has ended since, may still be in flight.
                 path.launcher.wait(self._row_events.get(slot.number))
             self._states[slot.kind].offsets[slot.number].zero_()
             if slot.kind == "row":
                 self._row_events[slot.number] = path.launcher.record_event()
 
     def prepare(self, n_codebooks: int) -> None:
-        """Record everything that may be launched on codes of so many codebooks. Nothing to do on a CPU."""
+        """Record every program for codes of `n_codebooks` codebooks. Does nothing on a CPU."""
         if not self._steady.launcher.records:
             return
         nothing = np.zeros((0, n_codebooks), np.int64)
         paths = dict.fromkeys((self._priming, self._steady, self._first))
         for path in paths:
             with path.launcher.active():
-                # The largest first: the smaller ones fit into its memory.
+                # The largest comes first, because the smaller ones fit into its memory.
                 for size in reversed(path.sizes):
                     if self.packs:
                         self._decode_packed(path, [0], [nothing], size)
@@ -203,9 +215,9 @@ class CodecRunner:
             path.launcher.seal()
 
     def copy(self, source: StateSlot, target: StateSlot, frames: int) -> torch.cuda.Event | None:
-        """Make the stream at `target` go on where the one at `source` is, which has heard `frames` frames.
+        """Copy the state at `source`, which has run `frames` frames, to `target`.
 
-        Returns what tells that it does; None: it does by now.
+        Returns the event of its completion; None if it is complete.
         """
         launcher = self._priming.launcher
         with launcher.active():
@@ -218,9 +230,10 @@ class CodecRunner:
         return event
 
     def prime(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
-        """Run a piece [F <= frames, N] of a recording on each of `slots`; `frames` is one of `priming_sizes`.
+        """Run a slice [F <= frames, N] of a recording on each of `slots`; `frames` is one of
+        `priming_sizes`.
 
-        Returns what tells when it has been done; None: it has.
+        Returns the event of its completion; None if it is complete.
         """
         path = self._priming
         with path.launcher.active():
@@ -235,7 +248,7 @@ class CodecRunner:
         rows = [item.request.row for item in batch.items]
         counts = [len(piece) for piece in pieces]
         path = self._first if batch.is_first else self._steady
-        assert path.copies is not None  # both hand out
+        assert path.copies is not None  # only priming returns no audio
         with path.launcher.active():
             for row in rows:
                 path.launcher.wait(self._row_events.pop(row, None))
@@ -251,14 +264,14 @@ class CodecRunner:
         return SamplesInFlight(batch, samples, power)
 
     def collect(self, flight: SamplesInFlight) -> list[DecodedChunk]:
-        """Wait for a launched batch: what became of each item."""
+        """Wait for a launched batch; returns the decoded chunk of each item."""
         frame_samples = self.codec.config.frame_samples
         samples, power = flight.samples.wait().numpy(), flight.power.wait().numpy()
         chunks, first = [], 0
         for i, item in enumerate(flight.batch.items):
             row, begin = (0, first) if self.packs else (i, 0)
             end = begin + item.count
-            # A copy: the memory that it came in is wanted for the next.
+            # Copied, so that the pinned memory can be reused.
             samples_CS = samples[row, :, begin * frame_samples : end * frame_samples].copy()
             chunks.append(DecodedChunk(samples_CS, power[row, begin:end]))
             first = end
@@ -276,9 +289,11 @@ class CodecRunner:
     def _decode_packed(
         self, path: _DecodePath, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Run a piece [F, N] on each row, one behind the other, padded at the end to a size of the path's.
+        """Run a piece [F, N] on each row, packed one behind the other and padded at the end to a
+        size of the path.
 
-        Returns samples [C, F * frame_samples], the padding included, and the power of each frame [F].
+        Returns samples [C, F * frame_samples], the padding included, and the power of each frame
+        [F].
         """
         size = path.size(max(frames, sum(map(len, pieces))))
         put = path.launcher.put
@@ -296,9 +311,11 @@ class CodecRunner:
     def _decode(
         self, path: _DecodePath, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
     ) -> tuple[Tensor, Tensor]:
-        """Run a piece [F <= frames, N] on each row, padded to `frames`, and the batch to a size of the path's.
+        """Run a piece [F <= frames, N] on each row, padded to `frames`; the batch is padded to a
+        size of the path.
 
-        Returns samples [B, C, frames * frame_samples], the padding included, and their power [B, frames].
+        Returns samples [B, C, frames * frame_samples], the padding included, and their power [B,
+        frames].
         """
         fixed = self._strict or path.launcher.records
         size = path.size(len(rows)) if fixed else len(rows)
@@ -308,7 +325,7 @@ class CodecRunner:
         def decode() -> tuple[Tensor, Tensor]:
             rows_B, counts_B = places.unbind(0)
             samples_BCS = self.codec.decode(codes, path.state, rows_B, counts_B).contiguous()
-            # Here, because on the host it would take longer than all the rest of a step.
+            # On the device, because on the host it would take longer than the rest of a step.
             power_BF = samples_BCS.square().mean(1).view(size, frames, -1).mean(2)
             return self._handed_out(samples_BCS), power_BF
 

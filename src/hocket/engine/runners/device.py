@@ -1,7 +1,7 @@
-"""Work on the device: programs, their inputs on the way up and their results on the way down.
+"""Work on the device: programs, their inputs and their results.
 
-A program is recorded once as a CUDA graph and then replayed with one call.
-A launch costs the host about 10 us and a frame of a large model has some 600 of them; a replay costs one.
+A program is recorded once as a CUDA graph and then replayed with one call. A launch costs the host
+about 10 us, and a frame of a large model has some 600 of them; a replay costs one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _T = TypeVar("_T")
 
 
 class Launcher:
-    """Runs programs on a stream of its own, so with a cuBLAS workspace of its own; on a CPU it just calls them.
+    """Runs programs on a CUDA stream of its own, so with a cuBLAS workspace of its own; on a CPU it
+    calls them.
 
-    A program is a function without arguments whose inputs and state are tensors that stay where they are; what it
-    returns is overwritten by its next run.
+    A program is a function without arguments. Its inputs and state are tensors at fixed addresses,
+    and its next run overwrites its result.
     """
 
     def __init__(self, device: torch.device, *, priority: int = 0) -> None:
@@ -39,32 +40,35 @@ class Launcher:
 
     @property
     def records(self) -> bool:
-        """Whether programs are recorded, so that their inputs must stay where they are."""
+        """Whether programs are recorded, so that their inputs need fixed addresses."""
         return self.stream is not None
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Operations in the block go to this stream, in inference mode, and its GPU is the current one. Not nested."""
+        """Run the block on this stream and GPU, in inference mode. Not for nesting."""
         with torch.inference_mode(), contextlib.ExitStack() as stack:
             if self.stream is not None:
                 if torch.cuda.current_device() != self.device.index:
-                    # The GPU first: a stream alone would, at its end, set up the one that was current before.
+                    # The GPU first: a stream alone would, at its end, initialise the GPU that was
+                    # current before.
                     stack.enter_context(torch.cuda.device(self.device))
-                # The stream itself: `torch.cuda.stream` does the same by way of a dozen Python calls, each time.
+                # The stream itself: `torch.cuda.stream` does the same in a dozen Python calls.
                 stack.enter_context(self.stream)
             yield
 
     def record_event(self) -> torch.cuda.Event | None:
-        """What has been launched by now, for `wait` of another launcher; None where nothing has to be waited for."""
+        """An event after all launches so far, for `wait` of another launcher; None on a CPU."""
         return None if self.stream is None else self.stream.record_event()
 
     def wait(self, event: torch.cuda.Event | None) -> None:
-        """What is launched from now on begins after `event`."""
+        """Later launches start after `event`."""
         if self.stream is not None and event is not None:
             self.stream.wait_event(event)
 
     def put(self, name: str, values: NDArray[np.int64]) -> Tensor:
-        """`values` on the device; where programs are recorded, in the same place for all of one name and shape."""
+        """`values` on the device; for recorded programs, at a fixed address for each name and
+        shape.
+        """
         if not self.records:
             return torch.from_numpy(values)
         key = (name, values.shape)
@@ -74,11 +78,11 @@ class Launcher:
         return self._inputs[key].tensor
 
     def static_input(self, shape: Sequence[int], dtype: torch.dtype = torch.int64) -> StaticInput:
-        """A place for values that this launcher's programs read."""
+        """A new input for this launcher's programs."""
         return StaticInput(shape, self.device, dtype, self.stream)
 
     def run(self, key: Hashable, program: Callable[[], _T]) -> _T:
-        """The result of `program`, which is the same whenever `key` is. Call it in `active`."""
+        """The result of `program`; equal keys mean equal programs. Call it inside `active`."""
         if self.stream is None:
             return program()
         if key not in self._graphs:
@@ -90,16 +94,20 @@ class Launcher:
         return cast("_T", result)
 
     def seal(self) -> None:
-        """Everything is recorded. Recording runs a program once more than asked, which only empty inputs forgive."""
+        """Allow no more recording: it runs a program once more than asked, which only empty inputs
+        permit.
+        """
         self._is_sealed = True
 
     def _record(self, key: Hashable, program: Callable[[], object]) -> None:
-        # What filled the program's tensors may still be at work on another stream.
+        # The work that fills the program's tensors may still run on another stream.
         torch.cuda.synchronize(self.device)
-        # Once without recording: kernels are compiled and libraries are set up, which must not happen while recording.
+        # The first run compiles kernels and sets up libraries, which must not happen during
+        # recording.
         program()
         graph = torch.cuda.CUDAGraph()
-        # Waits for the current GPU, on which it then records: `active` has made it this one.
+        # Waits for the current GPU and records on it; `active` has made this launcher's GPU the
+        # current one.
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             result = program()
         self._pool = self._pool or graph.pool()
@@ -107,19 +115,20 @@ class Launcher:
 
 
 class StaticInput:
-    """Integers that go to the same place on the device before every launch that reads them."""
+    """An input at a fixed address on the device, written before every launch that reads it."""
 
     def __init__(
         self, shape: Sequence[int], device: torch.device, dtype: torch.dtype, stream: torch.cuda.Stream | None
     ) -> None:
-        """On a GPU `put` is called while `stream` is the current one."""
+        """On a GPU, `put` must be called while `stream` is the current stream."""
         self.tensor = torch.zeros(*shape, dtype=dtype, device=device)
         self._stream = stream
-        #: Pinned memory and when it has been read, the oldest first: as much as was ever on its way at a time.
+        #: Pinned buffers with the events of their last copies, oldest first; as many as were ever
+        #: in flight at a time.
         self._hosts: deque[tuple[Tensor, NDArray[Any], torch.cuda.Event]] = deque()
 
     def put(self, values: NDArray[np.integer[Any]]) -> None:
-        """Send `values`, of the whole shape; nothing waits for the device."""
+        """Copy `values`, which have the input's shape, without waiting for the device."""
         if values.shape != self.tensor.shape:
             raise ValueError(f"values have shape {values.shape}, not {tuple(self.tensor.shape)}")
         if self._stream is None:
@@ -140,10 +149,10 @@ class StaticInput:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A tensor on its way to the host; `wait` is where the host waits for the device."""
+    """A tensor that is being copied to the host; `wait` waits for it."""
 
     tensor: Tensor
-    #: None: it is there already.
+    #: None if the copy is complete.
     ready: torch.cuda.Event | None
 
     @property
@@ -158,18 +167,20 @@ class HostCopy:
 
 
 class CopyStream:
-    """Copies results to the host on a stream of its own, so that they and what is launched next do not wait for one
-    another.
+    """Copies results to the host on a CUDA stream of its own, so that copies and later launches can
+    overlap.
     """
 
     def __init__(self, device: torch.device, priority: int = 0) -> None:
-        """`priority` is that of what is copied: gathering what lies apart takes a kernel."""
+        """`priority` is that of the results' stream: gathering a result that is not contiguous
+        takes a kernel.
+        """
         self._stream = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
     def start(self, *tensors: Tensor) -> list[HostCopy]:
-        """Begin to copy what has been launched on the current stream by now, into pinned memory."""
+        """Start copying results of the launches so far on the current stream, into pinned memory."""
         if self._stream is None:
             return [HostCopy(tensor, None) for tensor in tensors]
         hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
@@ -182,23 +193,27 @@ class CopyStream:
         return [HostCopy(host, ready) for host in hosts]
 
     def fence(self) -> None:
-        """What is launched from now on may overwrite what is being copied."""
+        """Let later launches overwrite the copied tensors: they wait for the copies."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 def bits_of(floats: ArrayLike) -> NDArray[np.int64]:
-    """Floats as float64 under the name of integers, to travel among integers in one piece; `floats_of` reads them."""
+    """Floats as float64, viewed as int64, so that one array holds floats and integers; `floats_of`
+    reads them.
+    """
     return np.asarray(floats, np.float64).view(np.int64)
 
 
 def floats_of(bits: Tensor) -> Tensor:
-    """float64 [..] of `bits_of`."""
+    """The float64 values that `bits_of` packed."""
     return bits.view(torch.float64)
 
 
 def batch_sizes(max_size: int) -> list[int]:
-    """Sizes that batches of up to `most` are padded to: a sixteenth to a quarter more rows than needed at the worst."""
+    """Sizes to which batches of up to `max_size` are padded: at worst a sixteenth to a quarter
+    larger than needed.
+    """
     sizes, size = [], 1
     while size < max_size:
         sizes.append(size)

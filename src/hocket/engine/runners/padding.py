@@ -1,4 +1,4 @@
-"""Batches as the runners send them to the device: arrays of integers, padded to the sizes that are used. No torch."""
+"""Host arrays of the batches that runners send to the device, padded to the sizes in use. No torch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ Integers = NDArray[np.int64]
 
 
 class PrefillSlice(NamedTuple):
-    """Consecutive rows of one request's prompt; at most a page of it where pages are computed each by itself."""
+    """Consecutive rows of one request's prompt; at most a page where prompts are computed page by
+    page.
+    """
 
     row: int
     rows_TR: Integers
-    #: K/V row of the first.
+    #: K/V row of the first row.
     start: int
-    #: The request's hidden state is that of this piece's last row.
+    #: The last row of this slice gives the request's hidden state.
     is_last: bool
 
 
 def split_prefill(row: int, rows_TR: Integers, start: int, size: int) -> list[PrefillSlice]:
-    """Pieces of up to `size` of the rows of a request, which stand at K/V row `start` and on."""
+    """Split a request's rows, which start at K/V row `start`, into slices of up to `size` rows."""
     count = len(rows_TR)
     return [PrefillSlice(row, rows_TR[i : i + size], start + i, i + size >= count) for i in range(0, count, size)]
 
@@ -32,7 +34,11 @@ def split_prefill(row: int, rows_TR: Integers, start: int, size: int) -> list[Pr
 def prefill_batch(
     slices: Sequence[PrefillSlice], size: int, length: int, scratch_row: int
 ) -> tuple[Integers, Integers]:
-    """Prompt rows [size, length, R]; request rows, K/V rows, counts and rows whose hidden state it is, [4, size]."""
+    """Prompt rows [size, length, R] and an index [4, size]: request rows, K/V rows, counts and rows
+    of hidden states.
+
+    The hidden state of a slice that is not its request's last goes to the scratch row.
+    """
     rows_BTR = np.zeros((size, length, slices[0].rows_TR.shape[1]), np.int64)
     numbers = np.zeros((4, size), np.int64)
     numbers[0], numbers[3] = scratch_row, scratch_row
@@ -45,7 +51,9 @@ def prefill_batch(
 
 
 def frame_batch(frame_index_3B: Integers, size: int, scratch_row: int) -> Integers:
-    """[4, size]: request rows, frames, K/V rows (see `FrameBatch.frame_index_3B`), and whether it is one at all."""
+    """[4, size]: request rows, frames and K/V rows (see `FrameBatch.frame_index_3B`), and 0 for
+    padding.
+    """
     count = frame_index_3B.shape[1]
     numbers = np.zeros((4, size), np.int64)
     numbers[0] = scratch_row
@@ -58,7 +66,7 @@ def chunk_batch(
 ) -> tuple[Integers, Integers]:
     """Rows and counts [2, size] and codes [size, frames, N] of pieces [F <= frames, N].
 
-    Padding takes rows that have no piece: with a count of 0 it leaves no trace there.
+    Padding uses rows without a piece; its count of 0 leaves their state unchanged.
     """
     numbers = np.zeros((2, size), np.int64)
     numbers[0] = _distinct(rows, size, all_rows)
@@ -72,7 +80,8 @@ def chunk_batch(
 def packed_batch(
     rows: Sequence[int], pieces: Sequence[Integers], size: int, streams: int, all_rows: int
 ) -> tuple[Integers, Integers]:
-    """Rows, counts and first frames [3, streams] and codes [size, N] of pieces [F, N], one behind the other.
+    """Rows, counts and first frames [3, streams] and codes [size, N] of pieces [F, N] that are
+    packed one behind the other.
 
     Streams without a piece are padding, behind the last one.
     """
@@ -87,6 +96,6 @@ def packed_batch(
 
 
 def _distinct(rows: Sequence[int], size: int, all_rows: int) -> list[int]:
-    """`rows`, and others up to `size`."""
+    """Pad `rows` to `size` with distinct rows that are not in use."""
     taken = set(rows)
     return [*rows, *itertools.islice((row for row in range(all_rows) if row not in taken), size - len(rows))]

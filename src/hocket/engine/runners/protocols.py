@@ -1,4 +1,4 @@
-"""The calls that the engine makes on its runners. Tests and benchmarks implement them without a model."""
+"""Interfaces of the runners. Tests and benchmarks implement them without a model."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from hocket.models.sampling import ResolvedSampling, SamplingBatch
 _IS_INTEGER = {field.name: isinstance(field.default, int) for field in fields(DrawParams)}
 _INTEGERS = [name for name, is_integer in _IS_INTEGER.items() if is_integer]
 _FLOATS = [name for name, is_integer in _IS_INTEGER.items() if not is_integer]
-#: A row has parameters for its codes, for those that a predictor draws and for stopping; then seed and min_frames.
+#: A row has parameters for its codes, for those that a predictor draws and for stopping; then seed
+#: and min_frames.
 _DRAWS = 3
 _FLOAT_ROWS = _DRAWS * len(_FLOATS)
 _INTEGER_ROWS = _DRAWS * len(_INTEGERS) + 2
@@ -38,7 +39,8 @@ class SamplingState:
         self._integers_IR = torch.zeros(_INTEGER_ROWS, rows, dtype=torch.int64, device=device)
         #: Known to the host, so that a batch without a penalty needs no history.
         self._has_penalty_R = np.zeros(rows, np.bool_)
-        #: The newest batch and its rows: the set of running rows seldom changes from one frame to the next.
+        #: The newest batch and its rows: the set of running rows seldom changes from one frame to
+        #: the next.
         self._newest: tuple[tuple[int, ...], SamplingBatch] | None = None
 
     @property
@@ -65,7 +67,9 @@ class SamplingState:
         return bool(self._has_penalty_R[rows].any())
 
     def batch(self, rows_B: Tensor, rows: tuple[int, ...] | None = None) -> SamplingBatch:
-        """The parameters of `rows_B` (int64 [B]); `rows` are the same on the host, where it knows them."""
+        """The parameters of `rows_B` (int64 [B]); `rows` are the same on the host, where it knows
+        them.
+        """
         if rows is None:
             return self._batch(rows_B)
         if self._newest is None or self._newest[0] != rows:

@@ -1,8 +1,10 @@
-"""The talker's device state, indexed by row, and the only code that moves talker data between host and device.
+"""The talker's device state, indexed by row, and the only code that moves talker data between host
+and device.
 
-Everything a running request needs on the device lives here, in tensors whose first dimension is the row: last hidden
-state, sampling parameters, penalty history and the codes made so far. On a GPU what runs is recorded once for each
-batch size, so batches are padded with a row that no request has.
+Everything that a running request needs on the device lives here, in tensors whose first dimension
+is the row: last hidden state, sampling parameters, penalty history and the codes made so far. On a
+GPU programs are recorded once for each batch size, so batches are padded with a scratch row that no
+request has.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from hocket.models.layers.kv_cache import KVPages
 from hocket.models.sampling import ResolvedSampling
 from hocket.models.talker import Talker
 
-#: Rows of every decode batch, and pages of every prefill batch, in strict mode, whatever the load and the engine's
-#: size: a result's bits depend on the shape it was computed in.
+#: Rows of every frame batch and pages of every prefill batch in strict mode, whatever the load and
+#: the engine's size, because the bits of a result depend on the shape in which it was computed.
 STRICT_ROWS = {"cpu": 16, "cuda": 128}
 STRICT_PAGES = {"cpu": 1, "cuda": 16}
-#: Most rows of a prefill batch on a GPU.
+#: Maximum rows of a prefill batch on a GPU.
 MAX_PREFILL_ROWS = 2048
-#: Sizes, in rows, of batches of pages that go through the backbone together with frames: coarser than by themselves, as
-#: those of the frames are, since both are many rows of one matrix.
+#: Sizes, in rows, of prefill batches that go through the backbone together with frames. They are
+#: coarser than the sizes of separate batches, because frames and pages are rows of one large
+#: matrix.
 JOINED_PAGE_ROWS = (64, 128, 192, 256, 320, 384, 512, 768, 1024)
 
 #: Sampling parameters of the scratch row.
@@ -44,22 +47,25 @@ PageTable = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class FramesInFlight:
-    """A launched frame batch: `results` are int64 [B, 1 + N] each, stop and codes, of consecutive parts of it."""
+    """A launched frame batch. Each of `results` is int64 [B, 1 + N], stop flag and codes, for
+    consecutive parts.
+    """
 
     batch: FrameBatch
     results: list[HostCopy]
 
     @property
     def done(self) -> bool:
-        """Whether collecting it would return at once."""
-        return self.results[-1].done  # they come in order
+        """Whether `collect` would return at once."""
+        return self.results[-1].done  # results complete in order
 
 
 class TalkerRunner:
-    """Runs prefill and frames on `rows` request rows, with K/V for `pages` pages of `page_rows` positions each.
+    """Runs prefill and frames on `rows` request rows, with K/V for `pages` pages of `page_rows`
+    positions each.
 
-    `max_frames` is the most frames that one request may have; `kv_dtype` None is the talker's own. `strict` fixes every
-    shape (see `STRICT_ROWS`).
+    `max_frames` is the maximum frames of one request. Without `kv_dtype`, keys and values have the
+    talker's dtype. `strict` fixes every shape (see `STRICT_ROWS`).
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class TalkerRunner:
         self._kv = KVPages.allocate(
             config.layers, pages, page_rows, config.kv_heads, config.head_dim, kv_dtype or self._dtype, self._device
         )
-        #: One row more than there are requests: padding reads and writes it.
+        #: The row behind those of requests; padding reads and writes it.
         self._scratch_row = rows
 
         self._per_row: list[Tensor] = []
@@ -98,12 +104,12 @@ class TalkerRunner:
         self._seen_RNV = per_row(config.n_vq, max(config.audio_codebook_sizes), dtype=torch.bool)
         self._sampling = SamplingState(rows + 1, self._device)
         self._voice_RD = per_row(config.voice_size, dtype=self._dtype)
-        #: Text ids that accompany the frames.
+        #: Text ids of the frames.
         self._texts_RF = per_row(max_frames, dtype=torch.int32)
         self.codes_RFN = per_row(max_frames, config.n_vq, dtype=torch.int32)
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
         self._true = torch.ones((), dtype=torch.bool, device=self._device)
-        #: Of all rows, the scratch row's last.
+        #: Page table of all rows; the scratch row is the last.
         self._table = self._launcher.static_input((rows + 1, -(-max_frames // page_rows)), torch.int32)
         self._host_table = np.full(self._table.tensor.shape, SCRATCH_PAGE, np.int32)
         kind = self._device.type
@@ -128,9 +134,9 @@ class TalkerRunner:
         return sum(tensor.nbytes for tensor in self._per_row) + self._sampling.nbytes
 
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None:
-        """Claim `row` for a new request: everything that an earlier owner left there is overwritten.
+        """Claim `row` for a new request and overwrite the state of its earlier owner.
 
-        It may not stop before frame `min_frames`.
+        The request may not stop before frame `min_frames`.
         """
         texts = np.full(self._texts_RF.shape[1], self._frame_text_id, np.int64)
         given = prompt.frame_texts[: len(texts)]
@@ -139,7 +145,9 @@ class TalkerRunner:
         self._claim(np.concatenate([[row], numbers, bits_of(prompt.voice), texts]))
 
     def _claim(self, values: NDArray[np.int64]) -> None:
-        """One launch instead of a dozen: with 256 clients a request of 5 s begins every 6 ms (H200)."""
+        """Write all state of a row in one launch: with 256 clients a request of 5 s starts every 6
+        ms (H200).
+        """
         sizes = [1, ROW_NUMBERS, self._voice_RD.shape[1], self._texts_RF.shape[1]]
         with self._launcher.active():
             row_1, numbers, voice_D, texts_F = torch.split(self._launcher.put("claim", values), sizes)
@@ -153,7 +161,7 @@ class TalkerRunner:
             self._launcher.run("claim", claim)
 
     def prepare(self) -> None:
-        """Record everything that may be launched, so that no request waits for it. Nothing to do on a CPU."""
+        """Record every program, so that no request waits for a recording. Does nothing on a CPU."""
         if not self._launcher.records:
             return
         nothing = np.zeros((1, 1 + self.talker.config.n_vq), np.int64)
@@ -161,7 +169,7 @@ class TalkerRunner:
         voice = np.zeros(self._voice_RD.shape[1], np.float32)
         self.start(self._scratch_row, _ANY_SAMPLING, 0, 0, PromptRows(nothing, nothing[:0, 1:], voice=voice))
         with self._launcher.active():
-            # The largest first: the smaller ones fit into its memory.
+            # The largest comes first, because the smaller ones fit into its memory.
             for size in reversed(self._page_sizes):
                 self._run_pages([PrefillSlice(self._scratch_row, nothing, 0, True)] * size)
             for size in reversed(self._frame_sizes):
@@ -182,13 +190,15 @@ class TalkerRunner:
 
     @property
     def joins_prefill(self) -> bool:
-        """Whether prompts go through the backbone together with frames, so that its weights are read once for both."""
+        """Whether prompts and frames share a pass of the backbone, which then reads its weights
+        once for both.
+        """
         return self._launcher.records and not self._strict
 
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None:
-        """Cache the K/V rows of each item: prompt rows, or the frames of a request that was preempted.
+        """Cache the K/V rows of each item: prompt rows, or the frames of a preempted request.
 
-        The hidden state of an item's last row becomes its row's.
+        The hidden state of an item's last row becomes the hidden state of its request's row.
         """
         with self._launcher.active():
             self._put_table(page_table)
@@ -201,10 +211,11 @@ class TalkerRunner:
 
     @property
     def _has_fixed_shapes(self) -> bool:
-        """Whether batches are padded to certain sizes, and prompts computed page by page.
+        """Whether batches are padded to fixed sizes and prompts are computed page by page.
 
-        In strict mode, because a page from the prefix cache, one computed within another budget and one computed again
-        after a preemption must be equal bit for bit. And where programs are recorded, each in its shape.
+        Recorded programs need it, since each has one shape. Strict mode needs it, because a page
+        must have the same bits whether it comes from the prefix cache, from a step with another
+        budget, or from a run after a preemption.
         """
         return self._strict or self._launcher.records
 
@@ -218,7 +229,7 @@ class TalkerRunner:
                 self._replay(item)
                 continue
             else:
-                # A frame is a row like any other. Fetching it waits for the device; preemptions are rare.
+                # Fetching frames waits for the device, but preemptions are rare.
                 frames = slice(first_frame, first_frame + item.count)
                 texts_F1, codes_FN = self._texts_RF[row, frames, None], self.codes_RFN[row, frames]
                 rows_TR = torch.cat([texts_F1, codes_FN], 1).long().cpu().numpy()
@@ -226,8 +237,10 @@ class TalkerRunner:
         return slices
 
     def _put_slices(self, slices: Sequence[PrefillSlice], size: int) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
-        """Prompt rows int64 [size, T, R]; their request rows, K/V rows, counts and rows to keep, int64 [4, size]; and
-        where each ends, on the host.
+        """Send slices to the device: their rows int64 [size, T, R] and the index of `prefill_batch`
+        [4, size].
+
+        The third result holds the end of each slice, in K/V rows, on the host.
         """
         length = self._page_rows if self._has_fixed_shapes else max(len(slice_.rows_TR) for slice_ in slices)
         rows_BTR, numbers = prefill_batch(slices, size, length, self._scratch_row)
@@ -238,9 +251,10 @@ class TalkerRunner:
         )
 
     def _run_pages(self, slices: Sequence[PrefillSlice]) -> None:
-        """Compute slices, each of which needs no rows but those of earlier ones and of earlier calls.
+        """Compute slices. Each may depend on rows of earlier slices and of earlier calls.
 
-        Attention comes after all new keys and values of its layer are cached, so slices may follow one another here.
+        Slices of one prompt may share a batch, because a layer caches all new keys and values
+        before it attends.
         """
         size = self._padded(self._page_sizes, len(slices))
         rows_BTR, index_4B, ends = self._put_slices(slices, size)
@@ -255,13 +269,13 @@ class TalkerRunner:
         self._launcher.run(("pages", size), compute)
 
     def _keep(self, hidden_BTD: Tensor, index_4B: Tensor) -> None:
-        """The last hidden states of slices become their requests'."""
+        """Store the last hidden state of each slice for its request."""
         _, _, counts_B, kept_B = index_4B.unbind(0)
         last_B = (counts_B - 1).clamp(min=0)
         self._hidden_RD[kept_B] = hidden_BTD[torch.arange(len(last_B), device=self._device), last_B]
 
     def _replay(self, item: PrefillItem) -> None:
-        """Compute the K/V of frames again, in the very way that they were computed when they were made."""
+        """Recompute the K/V of frames one by one, exactly as they were computed at first."""
         request = item.request
         first = item.start - request.prompt_rows
         for i in range(item.count):
@@ -273,10 +287,11 @@ class TalkerRunner:
     # ---- frames
 
     def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()) -> FramesInFlight:
-        """Make one frame of every request in `batch` and feed it back; nothing waits for the device.
+        """Make one frame of every request in `batch` and feed it back, without waiting for the
+        device.
 
-        `items` are prefilled beside them, where the runner `joins_prefill`. The codes also stay in `codes_RFN`, where
-        the next step reads them.
+        A runner that `joins_prefill` prefills `items` in the same pass. The codes also stay in
+        `codes_RFN`, where the next step reads them.
         """
         max_rows = self._frame_sizes[-1]
         results = []
@@ -304,7 +319,9 @@ class TalkerRunner:
         return FramesInFlight(batch, results)
 
     def collect(self, flight: FramesInFlight) -> tuple[list[bool], NDArray[np.int64]]:
-        """Wait for a launched batch: its stop flags, and codes [B, N], which mean nothing where the flag is set."""
+        """Wait for a launched batch; returns stop flags and codes [B, N], which are undefined where
+        the flag is set.
+        """
         results = np.concatenate([copy.wait().numpy() for copy in flight.results])
         return results[:, 0].astype(bool).tolist(), results[:, 1:]
 
@@ -312,7 +329,9 @@ class TalkerRunner:
         return self._launcher.put("frames", frame_batch(frame_index_3B, size, self._scratch_row))
 
     def _draw(self, index_4B: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
-        """Stop flags and codes int64 [B, 1 + N] of the frames at `index_4B`; the codes stay on the device, too."""
+        """Draw stop flags and codes int64 [B, 1 + N] for the frames of `index_4B`; also keep the
+        codes on the device.
+        """
 
         def draw() -> Tensor:
             rows_B, frames_B = index_4B[0], index_4B[1]
@@ -321,14 +340,14 @@ class TalkerRunner:
             stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, seen_BNV)
             self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
             if has_penalty:
-                # A tensor: setting `True` would copy it from the host.
+                # `True` itself would be copied from the host.
                 self._seen_RNV.index_put_((rows_B[:, None], self._codebooks_N, codes_BN), self._true)
             return torch.cat([stop_B[:, None].long(), codes_BN], 1)
 
         return self._launcher.run(("draw", index_4B.shape[1], has_penalty), draw)
 
     def _advance(self, index_4B: Tensor, width: int | None, lengths: tuple[int, ...] | None) -> None:
-        """Feed the frames at `index_4B` to the backbone."""
+        """Feed the frames of `index_4B` to the backbone."""
 
         def advance() -> None:
             x_BD, batch = self._frame_inputs(index_4B, width, lengths)
@@ -337,7 +356,7 @@ class TalkerRunner:
         self._launcher.run(("advance", index_4B.shape[1]), advance)
 
     def _advance_joined(self, index_4B: Tensor, slices: Sequence[PrefillSlice]) -> None:
-        """Feed the frames at `index_4B` to the backbone, and slices of prompts beside them."""
+        """Feed the frames of `index_4B` and slices of prompts to the backbone in one pass."""
         size = next(size for size in self._joined_sizes[1] if size >= len(slices))
         rows_PTR, slice_index_4P, _ = self._put_slices(slices, size)
 
@@ -355,7 +374,9 @@ class TalkerRunner:
     def _frame_inputs(
         self, index_4B: Tensor, width: int | None, lengths: tuple[int, ...] | None
     ) -> tuple[Tensor, PagedBatch]:
-        """Backbone inputs [B, D] of the frames at `index_4B`, each with the text that goes with it, and their batch."""
+        """Backbone inputs [B, D] for the frames of `index_4B`, made from their codes and text ids,
+        and their batch.
+        """
         rows_B, frames_B, starts_B, counts_B = index_4B.unbind(0)
         codes_BN, texts_B = self.codes_RFN[rows_B, frames_B].long(), self._texts_RF[rows_B, frames_B].long()
         batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
@@ -364,7 +385,7 @@ class TalkerRunner:
     # ---- both
 
     def _padded(self, sizes: Sequence[int], count: int) -> int:
-        """Sequences that a batch of `count` is computed with."""
+        """The padded size of a batch of `count`."""
         return next(size for size in sizes if size >= count) if self._has_fixed_shapes else count
 
     def _put_table(self, page_table: PageTable) -> None:
@@ -372,11 +393,13 @@ class TalkerRunner:
         self._table.put(self._host_table)
 
     def _width(self, rows: int) -> int | None:
-        """Pages that attention looks at: on a CPU no more than it needs to, while kernels know where each row ends."""
+        """Pages for attention to read: on a CPU only those in use; kernels know where each row
+        ends.
+        """
         return None if self._launcher.records else max(1, -(-rows // self._page_rows))
 
     def _lengths(self, ends_B: NDArray[np.int64]) -> tuple[int, ...] | None:
-        """See `PagedBatch.lengths`; kernels attend row by row anyway."""
+        """See `PagedBatch.lengths`; None for kernels, which attend row by row in any case."""
         if not self._strict or self._launcher.records:
             return None
         return tuple(ends_B.tolist())

@@ -18,9 +18,11 @@ class SchedulerConfig(StrictModel):
     page_rows: PositiveInt = 32
     #: Longest prompt and speech together, in K/V rows: the width of the page table.
     max_context_rows: PositiveInt = 4096
-    #: Rows prefilled per step, over all requests: what bounds how long a burst of arrivals holds up a running stream.
+    #: Rows prefilled per step, over all requests: what bounds how long a burst of arrivals holds up
+    #: a running stream.
     prefill_rows_per_step: PositiveInt = 512
-    #: Requests in the queue; further ones are refused. Preempted requests count, but always find a place.
+    #: Requests in the queue; further ones are refused. Preempted requests count, but always find a
+    #: place.
     max_waiting: PositiveInt = 1024
     prefix_cache: bool = True
 

@@ -1,8 +1,10 @@
-"""When a stream's codes go to the codec, and with whom: chunk sizes, playback deadlines, a bounded wait for company.
+"""When a stream's codes go to the codec, and with whom: chunk sizes, playback deadlines, a bounded
+wait for company.
 
-A stream is *due* at the latest moment at which its next chunk should be launched: at once for the first chunk, and a
-margin before its player runs dry for the others. Batches are formed by due time. Due times do not move while a chunk
-waits, so every chunk becomes the earliest one some day: nobody starves.
+A stream is *due* at the latest moment at which its next chunk should be launched: at once for the
+first chunk, and a margin before its player runs dry for the others. Batches are formed by due time.
+Due times do not move while a chunk waits, so every chunk becomes the earliest one some day: nobody
+starves.
 
 Where chunks are packed, first chunks may go in batches of their own, beside the others.
 """
@@ -40,10 +42,11 @@ class DecodeQueue:
     def __init__(
         self, policy: ChunkPolicy, frame_seconds: float, *, fixed_chunks: bool = False, pack_frames: int = 0
     ) -> None:
-        """`fixed_chunks`: a stream is cut and padded as if it were alone, whatever piles up or is beside it.
+        """`fixed_chunks`: a stream is cut and padded as if it were alone, whatever piles up or is
+        beside it.
 
-        `pack_frames`: so many frames, in chunks of any sizes, are decoded together without padding, first chunks beside
-        the others where the policy says so; 0: chunks are padded.
+        `pack_frames`: so many frames, in chunks of any sizes, are decoded together without padding,
+        first chunks beside the others where the policy says so; 0: chunks are padded.
         """
         self.policy = policy
         self._pack_frames = pack_frames
@@ -72,7 +75,9 @@ class DecodeQueue:
         request.chunk_frames = self.policy.sizes[request.stage]
 
     def update(self, request: Request, now: float) -> None:
-        """Note that `request` has new frames, or has its last one: it is ready with a whole chunk, or with its tail."""
+        """Note that `request` has new frames, or has its last one: it is ready with a whole chunk,
+        or with its tail.
+        """
         undecoded = request.frames - request.sent
         wanted = request.chunk_frames if request.finish_reason is None else 1
         if undecoded < wanted or not request.codec_ready or not math.isnan(request.ready_at):
@@ -108,7 +113,9 @@ class DecodeQueue:
         return DecodeBatch(items, width)
 
     def _first_batch(self, now: float) -> DecodeBatch:
-        """First chunks, as many as a batch of them may be; each of the same size, whatever there is already."""
+        """First chunks, as many as a batch of them may be; each of the same size, whatever there is
+        already.
+        """
         width = self.policy.first_chunk_frames
         some = self._first_chunks[: min(self.policy.max_batch, self.policy.first_batch_frames // width)]
         chosen = [(request, min(request.frames, width)) for request in some]
@@ -134,7 +141,9 @@ class DecodeQueue:
         return [(request, self._count(request)) for request in chosen[: self.policy.max_batch]]
 
     def _choose_packed(self) -> list[tuple[Request, int]]:
-        """The streams of a batch without padding: as many as its frames may be, each with all that it has."""
+        """The streams of a batch without padding: as many as its frames may be, each with all that
+        it has.
+        """
         policy, chosen = self.policy, []
         left = self._pack_frames
         for request in self._ready[: policy.max_batch]:
@@ -146,7 +155,8 @@ class DecodeQueue:
         return chosen
 
     def collect(self, batch: DecodeBatch, now: float) -> None:
-        """Account for `batch`, whose audio has come back; batches come back in the order of their launch.
+        """Account for `batch`, whose audio has come back; batches come back in the order of their
+        launch.
 
         But for batches of first chunks, which do among themselves.
         """
@@ -190,7 +200,9 @@ class DecodeQueue:
         return request.play_start + request.sent * self._frame_seconds - self._margin
 
     def _count(self, request: Request) -> int:
-        """Frames to decode of a request: its chunk, or up to a steady one for a tail and where frames piled up."""
+        """Frames to decode of a request: its chunk, or up to a steady one for a tail and where
+        frames piled up.
+        """
         undecoded = request.frames - request.sent
         if self._fixed_chunks:
             return min(undecoded, request.chunk_frames)

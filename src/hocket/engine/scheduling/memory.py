@@ -1,7 +1,9 @@
-"""Who holds which row and which page of the talker's K/V cache: integers only, the tensors live in the runners.
+"""Who holds which row and which page of the talker's K/V cache: integers only, the tensors live in
+the runners.
 
-A page is always in exactly one of three states: free; held by `references > 0` owners; or kept, which means that nobody
-holds it but its content is known by a digest, so that a later prompt with the same rows can take it as it is.
+A page is always in exactly one of three states: free; held by `references > 0` owners; or kept,
+which means that nobody holds it but its content is known by a digest, so that a later prompt with
+the same rows can take it as it is.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ SCRATCH_PAGE = 0
 class RowPool:
     """The engine's rows, 0 .. rows-1, each held by at most one request.
 
-    The lowest free row goes first: which row a request gets depends on the free set alone, and at low load the live
-    rows stay together at the start of every row-indexed tensor.
+    The lowest free row goes first: which row a request gets depends on the free set alone, and at
+    low load the live rows stay together at the start of every row-indexed tensor.
     """
 
     __slots__ = ("_free", "_held", "rows")
@@ -50,14 +52,18 @@ class RowPool:
         return row
 
     def release(self, row: int) -> None:
-        """Give `row` back. Raises `HocketError` when it is not held: two owners believed that it was theirs."""
+        """Give `row` back. Raises `HocketError` when it is not held: two owners believed that it
+        was theirs.
+        """
         if not 0 <= row < self.rows or not self._held[row]:
             raise HocketError(f"row {row} was released but is not held")
         self._held[row] = False
         heapq.heappush(self._free, row)
 
     def check(self, owned: Iterable[int]) -> None:
-        """Raise `HocketError` unless the rows in `owned` (one entry per owner) are exactly the held ones."""
+        """Raise `HocketError` unless the rows in `owned` (one entry per owner) are exactly the held
+        ones.
+        """
         claims = Counter(owned)
         free = Counter(self._free)
         for row in claims.keys() | free.keys() | set(range(self.rows)):
@@ -70,7 +76,9 @@ class RowPool:
 
 
 class PagePool:
-    """Reference-counted pages of `page_rows` K/V rows. `pages` counts page 0, the scratch page, which nobody gets."""
+    """Reference-counted pages of `page_rows` K/V rows. `pages` counts page 0, the scratch page,
+    which nobody gets.
+    """
 
     __slots__ = ("_digest_of", "_free", "_kept", "_page_of", "_references", "evictions", "page_rows", "pages")
 
@@ -85,8 +93,8 @@ class PagePool:
         self._references = [0] * pages
         self._digest_of: list[bytes | None] = [None] * pages
         self._page_of: dict[bytes, int] = {}
-        #: Pages nobody holds whose content is known, least recently used first (a plain dict searches for its
-        #: first entry past all that were there).
+        #: Pages nobody holds whose content is known, least recently used first (a plain dict
+        #: searches for its first entry past all that were there).
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -104,7 +112,9 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that `acquire` can hand out now: free ones, then kept ones, which lose their content."""
+        """Pages that `acquire` can hand out now: free ones, then kept ones, which lose their
+        content.
+        """
         return len(self._free) + len(self._kept)
 
     def pages_for(self, rows: int) -> int:
@@ -115,7 +125,9 @@ class PagePool:
         return self._references[page]
 
     def acquire(self, count: int) -> list[int]:
-        """Take `count` pages with unknown content, one reference each: all of them, or `CapacityError` and none."""
+        """Take `count` pages with unknown content, one reference each: all of them, or
+        `CapacityError` and none.
+        """
         if count > self.available:
             raise CapacityError(
                 f"{count} pages were asked for but only {self.available} of {self.capacity} are available"
@@ -136,9 +148,11 @@ class PagePool:
         self._references[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Take one owner off each page. The last owner's leaving frees a page, or keeps it when its content is known.
+        """Take one owner off each page. The last owner's leaving frees a page, or keeps it when its
+        content is known.
 
-        Goes backwards, so that of a prompt's kept pages the last is evicted first: a chain without its head is no use.
+        Goes backwards, so that of a prompt's kept pages the last is evicted first: a chain without
+        its head is no use.
         """
         for page in reversed(pages):
             if page == SCRATCH_PAGE or self._references[page] == 0:
@@ -175,7 +189,9 @@ class PagePool:
         self.evictions += 1
 
     def check(self, owned: Iterable[Sequence[int]]) -> None:
-        """Raise `HocketError` unless every page is free, kept, or held as often as `owned`, a list per owner, says."""
+        """Raise `HocketError` unless every page is free, kept, or held as often as `owned`, a list
+        per owner, says.
+        """
         check_pages(
             owned,
             references=self._references,
@@ -195,7 +211,8 @@ def check_pages(
     digest_of: Sequence[bytes | None],
     page_of: Mapping[bytes, int],
 ) -> None:
-    """Raise `HocketError`, saying what is off, unless the books of a `PagePool` and its owners agree.
+    """Raise `HocketError`, saying what is off, unless the books of a `PagePool` and its owners
+    agree.
 
     `references` and `digest_of` have an entry for each page, the scratch page included.
     """
@@ -226,11 +243,13 @@ def check_pages(
 
 
 class PrefixCache:
-    """Finds pages that hold the same leading prompt rows, so that a template's head or a voice is computed once.
+    """Finds pages that hold the same leading prompt rows, so that a template's head or a voice is
+    computed once.
 
-    A page's digest covers its own rows and, by way of its parent's digest, every row before it: equal digests mean
-    equal prefixes (256-bit BLAKE2b, so no collision is ever seen). Only full pages of prompt rows take part, which is
-    why a shared page is never written: generated frames go to the private pages behind it.
+    A page's digest covers its own rows and, by way of its parent's digest, every row before it:
+    equal digests mean equal prefixes (256-bit BLAKE2b, so no collision is ever seen). Only full
+    pages of prompt rows take part, which is why a shared page is never written: generated frames go
+    to the private pages behind it.
     """
 
     __slots__ = ("_pool", "enabled", "hit_rows", "miss_rows")
@@ -245,7 +264,8 @@ class PrefixCache:
     def digests(self, prompt: NDArray[np.int64], salt: bytes = b"") -> tuple[bytes, ...]:
         """One digest per full page of `prompt` int64 [rows, 1 + n_vq]; none when the cache is off.
 
-        `salt` stands for whatever else the K/V depends on and the rows do not show, such as a speaker embedding.
+        `salt` stands for whatever else the K/V depends on and the rows do not show, such as a
+        speaker embedding.
         """
         if not self.enabled:
             return ()
@@ -259,7 +279,8 @@ class PrefixCache:
         return tuple(chain)
 
     def match(self, digests: Sequence[bytes], prompt_rows: int, *, first: int = 0) -> list[int]:
-        """Known pages for a prompt's page `first` and those after it, without a gap; takes no reference (see `take`).
+        """Known pages for a prompt's page `first` and those after it, without a gap; takes no
+        reference (see `take`).
 
         Never reaches the last prompt row: it must be computed, so that its hidden state exists.
         """
@@ -278,7 +299,9 @@ class PrefixCache:
         self.hit_rows += len(pages) * self._pool.page_rows
 
     def insert(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Let later prompts share `pages`, which their owner has just computed; `digests` are theirs, in order."""
+        """Let later prompts share `pages`, which their owner has just computed; `digests` are
+        theirs, in order.
+        """
         for page, digest in zip(pages, digests, strict=True):
             self._pool.publish(page, digest)
         self.miss_rows += len(pages) * self._pool.page_rows

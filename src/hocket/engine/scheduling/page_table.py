@@ -1,4 +1,6 @@
-"""Which pages each request holds, and the page table that runners read: all of it changes here and nowhere else."""
+"""Which pages each request holds, and the page table that runners read: all of it changes here and
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from hocket.errors import HocketError
 
 
 class RequestPages:
-    """Writes `pages`, `capacity_rows` and, where pages are taken over computed, `computed_rows` of requests.
+    """Writes `pages`, `capacity_rows` and, where pages are taken over computed, `computed_rows` of
+    requests.
 
-    `table` int32 [rows, pages of max_context_rows]: the pages of the request in that row, in order, then the scratch
-    page.
+    `table` int32 [rows, pages of max_context_rows]: the pages of the request in that row, in order,
+    then the scratch page.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -28,8 +31,9 @@ class RequestPages:
         self.table: NDArray[np.int32] = np.full((config.rows, width), SCRATCH_PAGE, dtype=np.int32)
 
     def reserve(self, request: Request, active: Sequence[Request]) -> bool:
-        """Give a waiting request the pages of all rows it must compute, where that leaves a page to grow for it and for
-        each `active` request that still grows: one that only just fits would soon be preempted, and computed twice.
+        """Give a waiting request the pages of all rows it must compute, where that leaves a page to
+        grow for it and for each `active` request that still grows: one that only just fits would
+        soon be preempted, and computed twice.
         """
         pool = self.pool
         wanted = pool.pages_for(request.prompt_rows + request.launched)
@@ -50,7 +54,9 @@ class RequestPages:
         self.table[request.row, : len(request.pages)] = request.pages
 
     def take_computed(self, request: Request) -> None:
-        """Swap pages about to be computed for pages with the same rows that another request has computed meanwhile."""
+        """Swap pages about to be computed for pages with the same rows that another request has
+        computed meanwhile.
+        """
         page_rows = self._page_rows
         if request.computed_rows % page_rows:
             return
@@ -80,8 +86,9 @@ class RequestPages:
         request.capacity_rows += self._page_rows
 
     def give_back(self, request: Request) -> None:
-        """Take all pages away, so that its rows are no longer computed. Frames in flight may still write to a preempted
-        request's pages, which is harmless: whoever gets those is served by later launches of the same stream.
+        """Take all pages away, so that its rows are no longer computed. Frames in flight may still
+        write to a preempted request's pages, which is harmless: whoever gets those is served by
+        later launches of the same stream.
         """
         self.pool.release(request.pages)
         if request.row != NO_ROW:
@@ -90,7 +97,9 @@ class RequestPages:
         request.capacity_rows = request.computed_rows = 0
 
     def check(self, live: Sequence[Request]) -> None:
-        """Raise `HocketError`, saying what is off, unless every page is where the `live` requests say it is."""
+        """Raise `HocketError`, saying what is off, unless every page is where the `live` requests
+        say it is.
+        """
         self.pool.check(request.pages for request in live)
         expected = np.full_like(self.table, SCRATCH_PAGE)
         for request in live:

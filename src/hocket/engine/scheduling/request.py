@@ -1,6 +1,8 @@
-"""The scheduler's nouns: one request's state, and the batches that go to the runners. Plain data, no torch.
+"""The scheduler's nouns: one request's state, and the batches that go to the runners. Plain data,
+no torch.
 
-"Rows" are K/V rows: the prompt's rows first, then one row per launched frame. `Request.row` is the request's slot.
+"Rows" are K/V rows: the prompt's rows first, then one row per launched frame. `Request.row` is the
+request's slot.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class RequestState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request as the scheduler sees it. Only the scheduler and its decode queue write to it, after construction."""
+    """One request as the scheduler sees it. Only the scheduler and its decode queue write to it,
+    after construction.
+    """
 
     # What was asked for
     id: str
@@ -62,7 +66,8 @@ class Request:
     capacity_rows: int = 0
     #: Rows whose K/V has been launched: prompt rows, then frames.
     computed_rows: int = 0
-    #: Frames launched, frames whose stop flag was read back, and frames that count: those before the stop.
+    #: Frames launched, frames whose stop flag was read back, and frames that count: those before
+    #: the stop.
     launched: int = 0
     collected: int = 0
     frames: int = 0
@@ -70,17 +75,20 @@ class Request:
     preemptions: int = 0
 
     # Codec
-    #: False while the codec has yet to hear the recording that this request continues; nothing is decoded until then.
+    #: False while the codec has yet to hear the recording that this request continues; nothing is
+    #: decoded until then.
     codec_ready: bool = True
     #: Frames handed to the codec, and frames whose audio has come back.
     sent: int = 0
     decoded: int = 0
-    #: Place in the ramp of chunk sizes, and the size there: with this many undecoded frames the request is ready.
+    #: Place in the ramp of chunk sizes, and the size there: with this many undecoded frames the
+    #: request is ready.
     stage: int = 0
     chunk_frames: int = 0
     #: When the undecoded frames became a chunk; NaN while they are not.
     ready_at: float = math.nan
-    #: When playback would have started had it never run dry; the first audio, moved on by every underrun.
+    #: When playback would have started had it never run dry; the first audio, moved on by every
+    #: underrun.
     play_start: float = math.nan
     #: Longest underrun.
     late_seconds: float = 0.0
@@ -107,10 +115,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PrefillItem:
-    """Compute rows `start .. start + count` of a request: all of them prompt rows, or all of them frames.
+    """Compute rows `start .. start + count` of a request: all of them prompt rows, or all of them
+    frames.
 
-    `start` is on a page boundary, or at the first frame. Rows from `prompt_rows` on are the frames that were generated
-    before a preemption.
+    `start` is on a page boundary, or at the first frame. Rows from `prompt_rows` on are the frames
+    that were generated before a preemption.
     """
 
     request: Request
@@ -123,8 +132,8 @@ class FrameBatch:
     """Launch one frame of each request, in rank order."""
 
     requests: list[Request]
-    #: int64 [3, B]: each one's row, the index of the frame within its request, which keys its randomness, and the K/V
-    #: row that it writes.
+    #: int64 [3, B]: each one's row, the index of the frame within its request, which keys its
+    #: randomness, and the K/V row that it writes.
     frame_index_3B: NDArray[np.int64]
 
 
@@ -139,7 +148,9 @@ class DecodeItem:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """Chunks to decode together: packed, or each padded to `chunk_frames`, one of the policy's sizes."""
+    """Chunks to decode together: packed, or each padded to `chunk_frames`, one of the policy's
+    sizes.
+    """
 
     items: list[DecodeItem]
     chunk_frames: int

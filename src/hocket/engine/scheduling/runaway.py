@@ -1,4 +1,6 @@
-"""When the engine takes a speech for a runaway: a talker that never draws its stop, repeats itself or falls silent."""
+"""When the engine takes a speech for a runaway: a talker that never draws its stop, repeats itself
+or falls silent.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def frame_budget(
 ) -> int | None:
     """Frames after which `text` is taken for a runaway; `None` when the budget is off.
 
-    `wanted_frames` is the length that the request asks for; where it is longer than the estimate, it counts.
+    `wanted_frames` is the length that the request asks for; where it is longer than the estimate,
+    it counts.
     """
     if policy.multiple == 0.0:
         return None
@@ -52,9 +55,11 @@ def frame_budget(
 
 
 class LoopDetector:
-    """Notices codes that repeat: `frames` in a row that each equal the one `period` frames before them.
+    """Notices codes that repeat: `frames` in a row that each equal the one `period` frames before
+    them.
 
-    All rows at once, by a hash of each frame, since a comparison in Python costs more than the rest of a step.
+    All rows at once, by a hash of each frame, since a comparison in Python costs more than the rest
+    of a step.
     """
 
     #: Longest period looked for: 8 frames are 0.64 s at 12.5 frames a second, a stammered word.
@@ -63,7 +68,8 @@ class LoopDetector:
     def __init__(self, rows: int, n_vq: int, frames: int) -> None:
         """`frames` of 0 turns it off."""
         self._frames = frames
-        # Odd multipliers, wrapping: two different frames collide once in 2**64, a loop needs dozens of them in a row.
+        # Odd multipliers, wrapping: two different frames collide once in 2**64, a loop needs dozens
+        # of them in a row.
         self._multipliers_N = np.random.default_rng(0).integers(2**63, size=n_vq, dtype=np.int64) | 1
         self._recent_RP = np.zeros((rows, self.MAX_PERIOD), np.int64)
         self._runs_RP = np.zeros((rows, self.MAX_PERIOD), np.int32)
@@ -74,7 +80,9 @@ class LoopDetector:
         self._runs_RP[row] = 0
 
     def observe(self, rows_B: NDArray[np.int64], codes_BN: NDArray[np.int64]) -> list[int]:
-        """Take the next frame of distinct rows; the indices into `rows_B` whose loop has lasted long enough."""
+        """Take the next frame of distinct rows; the indices into `rows_B` whose loop has lasted
+        long enough.
+        """
         if not self._frames:
             return []
         frame_B1 = (codes_BN @ self._multipliers_N + 1)[:, None]
@@ -111,7 +119,9 @@ class SilenceDetector:
         return cls(math.ceil(seconds / frame_seconds), policy.silence_rms)
 
     def observe(self, power_F: NDArray[np.float32]) -> int | None:
-        """Take the next frames' mean power; after how many of them the silence is too long, None while it is not."""
+        """Take the next frames' mean power; after how many of them the silence is too long, None
+        while it is not.
+        """
         if power_F.min() >= self._power:  # as nearly always
             self._silent_frames = 0
             return None

@@ -1,4 +1,5 @@
-"""What the runners do next: who is admitted, which rows are prefilled, which frames launch, which chunks decode.
+"""What the runners do next: who is admitted, which rows are prefilled, which frames launch, which
+chunks decode.
 
 Holds no tensor and reads no clock. A step is driven in this order:
 
@@ -6,8 +7,9 @@ Holds no tensor and reads no clock. A step is driven in this order:
 
 Frames are collected before the next ones are launched.
 
-Service is first come, first served within a priority, and nobody overtakes: when the head of the queue does not fit,
-those behind it wait too, however small they are, so the head is never starved by them.
+Service is first come, first served within a priority, and nobody overtakes: when the head of the
+queue does not fit, those behind it wait too, however small they are, so the head is never starved
+by them.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class Scheduler:
         self._decodes = None
         if chunks is not None:
             self._decodes = DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks, pack_frames=pack_frames)
-        # Every request that is not over is in exactly one of these; all but _ending are kept in rank order.
+        # Every request that is not over is in exactly one of these; all but _ending are kept in
+        # rank order.
         self._waiting: list[Request] = []
         self._prefilling: list[Request] = []
         self._running: list[Request] = []
@@ -86,7 +89,8 @@ class Scheduler:
     ) -> Request:
         """Queue a request: `prompt` int64 [rows, 1 + n_vq], and at most `max_frames` new frames.
 
-        Raises `CapacityError` when the queue is full, and `InvalidRequestError` when it could not run even alone.
+        Raises `CapacityError` when the queue is full, and `InvalidRequestError` when it could not
+        run even alone.
         """
         rows = len(prompt) + max_frames
         limit = min(self.config.max_context_rows, self._pages.pool.capacity * self.config.page_rows)
@@ -124,8 +128,9 @@ class Scheduler:
         return request
 
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        """End a request, whatever its state. Frames read back so far still get their audio, except after `cancelled`
-        and `error`, which overrule the other reasons. No effect on a request that has ended as firmly already.
+        """End a request, whatever its state. Frames read back so far still get their audio, except
+        after `cancelled` and `error`, which overrule the other reasons. No effect on a request that
+        has ended as firmly already.
         """
         dropped = reason in ("cancelled", "error")
         if request.state is RequestState.FINISHED or not request.wants_audio:
@@ -144,8 +149,9 @@ class Scheduler:
                 self._decodes.update(request, now)
 
     def cut(self, request: Request, frames: int, now: float) -> None:
-        """End a request as a runaway after its first `frames` frames, which the codec has decoded, whatever came after
-        them: a stop or the limit included, so that the end does not depend on how far the talker was ahead.
+        """End a request as a runaway after its first `frames` frames, which the codec has decoded,
+        whatever came after them: a stop or the limit included, so that the end does not depend on
+        how far the talker was ahead.
         """
         if request.state is RequestState.FINISHED or not request.wants_audio:
             return
@@ -156,8 +162,9 @@ class Scheduler:
             self._decodes.discard(request)
 
     def release_finished(self) -> list[Request]:
-        """Give back what ending requests hold, as soon as nothing in flight uses it: pages when their last frame was
-        collected, rows when their audio was too. Returns the requests that are thereby over, each exactly once.
+        """Give back what ending requests hold, as soon as nothing in flight uses it: pages when
+        their last frame was collected, rows when their audio was too. Returns the requests that are
+        thereby over, each exactly once.
         """
         finished = []
         for request in self._ending:
@@ -178,8 +185,9 @@ class Scheduler:
     # ---- one step
 
     def admit(self, now: float) -> list[Request]:
-        """Give rows and pages to the head of the queue while they last, and return whom: new requests, with
-        `launched == 0`, and preempted ones, which kept their row and are computed again.
+        """Give rows and pages to the head of the queue while they last, and return whom: new
+        requests, with `launched == 0`, and preempted ones, which kept their row and are computed
+        again.
         """
         admitted = []
         while self._waiting:
@@ -201,7 +209,8 @@ class Scheduler:
     def next_prefill(self) -> list[PrefillItem]:
         """The rows to prefill now, within the budget; at most one item per request, in rank order.
 
-        Items end on page boundaries, or where the prompt or the frames end: a prompt is never cut inside a page.
+        Items end on page boundaries, or where the prompt or the frames end: a prompt is never cut
+        inside a page.
         """
         budget = self.config.prefill_rows_per_step
         items = []
@@ -221,7 +230,9 @@ class Scheduler:
         return items
 
     def finish_prefill(self, items: Sequence[PrefillItem], now: float) -> None:
-        """`items` have been launched: their pages may be shared, and requests with no row left to compute run."""
+        """`items` have been launched: their pages may be shared, and requests with no row left to
+        compute run.
+        """
         for item in items:
             request = item.request
             if request.state is not RequestState.PREFILL:
@@ -249,8 +260,8 @@ class Scheduler:
         return FrameBatch(batch, np.fromiter(indices, np.int64, len(indices)).reshape(-1, 3).T.copy())
 
     def collect_frames(self, batch: FrameBatch, stopped: Sequence[bool], now: float) -> None:
-        """Take the stop flags of `batch`, one per request. A frame whose flag is set holds no speech and is dropped; so
-        is one of a request that has ended meanwhile.
+        """Take the stop flags of `batch`, one per request. A frame whose flag is set holds no
+        speech and is dropped; so is one of a request that has ended meanwhile.
         """
         for request, stop in zip(batch.requests, stopped, strict=True):
             request.collected += 1
@@ -272,7 +283,9 @@ class Scheduler:
             self._decodes.update(request, now)
 
     def next_decode(self, now: float) -> DecodeBatch | None:
-        """The chunks to decode now, or `None`: nothing is ready, it pays to wait, or enough is in flight."""
+        """The chunks to decode now, or `None`: nothing is ready, it pays to wait, or enough is in
+        flight.
+        """
         return None if self._decodes is None else self._decodes.next_batch(now, len(self._running))
 
     def collect_decode(self, batch: DecodeBatch, now: float) -> None:
@@ -318,7 +331,9 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Raise `HocketError`, saying what is off, unless every row and page is where the requests say it is."""
+        """Raise `HocketError`, saying what is off, unless every row and page is where the requests
+        say it is.
+        """
         live = [*self._waiting, *self._prefilling, *self._running, *self._ending]
         self._rows.check(request.row for request in live if request.row != NO_ROW)
         self._pages.check(live)
@@ -333,10 +348,12 @@ class Scheduler:
     # ---- rows and pages
 
     def _grow(self, request: Request) -> bool:
-        """Add a page to a running request, if need be at the cost of those ranked behind it; False: it waits a step.
+        """Add a page to a running request, if need be at the cost of those ranked behind it; False:
+        it waits a step.
 
-        It waits where all others rank before it (they would only preempt it in turn), and where pages are coming back
-        anyway: an ending request's with this step, for which a preemption would be a high price.
+        It waits where all others rank before it (they would only preempt it in turn), and where
+        pages are coming back anyway: an ending request's with this step, for which a preemption
+        would be a high price.
         """
         while not self._pages.pool.available:
             if any(other.pages for other in self._ending) or not self._preempt_behind(request):
@@ -345,8 +362,9 @@ class Scheduler:
         return True
 
     def _preempt_behind(self, request: Request) -> bool:
-        """Take the pages of the active request that ranks last, if it ranks behind `request`. It keeps its row, so its
-        codes and codec state, and queues for pages; its K/V is then computed again from the prompt and its codes.
+        """Take the pages of the active request that ranks last, if it ranks behind `request`. It
+        keeps its row, so its codes and codec state, and queues for pages; its K/V is then computed
+        again from the prompt and its codes.
         """
         queue = max(
             (queue for queue in (self._prefilling, self._running) if queue), key=lambda queue: queue[-1].sort_key
