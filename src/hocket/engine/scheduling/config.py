@@ -1,4 +1,4 @@
-"""Sizes of what the scheduler hands out."""
+"""Sizes of the scheduler's pools and queues."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hocket.core import StrictModel
 
 
 class SchedulerConfig(StrictModel):
-    """`pages` counts the scratch page."""
+    """`pages` includes the scratch page."""
 
     rows: PositiveInt
     pages: Annotated[int, Field(ge=2)]
     page_rows: PositiveInt = 32
     #: Longest prompt and speech together, in K/V rows: the width of the page table.
     max_context_rows: PositiveInt = 4096
-    #: Rows prefilled per step, over all requests: what bounds how long a burst of arrivals holds up
-    #: a running stream.
+    #: Rows prefilled per step, over all requests. Bounds how long a burst of arrivals delays a
+    #: running stream.
     prefill_rows_per_step: PositiveInt = 512
-    #: Requests in the queue; further ones are refused. Preempted requests count, but always find a
-    #: place.
+    #: Maximum requests in the queue; more are refused. Preempted requests count, but are always
+    #: queued.
     max_waiting: PositiveInt = 1024
     prefix_cache: bool = True
 

@@ -1,10 +1,9 @@
-"""When a stream's codes go to the codec, and with whom: chunk sizes, playback deadlines, a bounded
-wait for company.
+"""Schedules the codec: chunk sizes, playback deadlines, and a bounded wait for larger batches.
 
 A stream is *due* at the latest moment at which its next chunk should be launched: at once for the
 first chunk, and a margin before its player runs dry for the others. Batches are formed by due time.
-Due times do not move while a chunk waits, so every chunk becomes the earliest one some day: nobody
-starves.
+The due time of a waiting chunk does not move, so every chunk becomes the earliest one in the end,
+and none starves.
 
 Where chunks are packed, first chunks may go in batches of their own, beside the others.
 """
@@ -20,7 +19,7 @@ from hocket.engine.scheduling.request import DecodeBatch, DecodeItem, Request
 class DecodeQueue:
     """The streams with a chunk to decode.
 
-    A frame counts from when its stop flag was read back, so no code past a stop is ever decoded.
+    A frame counts once its stop flag was read back, so no code behind a stop is ever decoded.
     """
 
     __slots__ = (
@@ -42,16 +41,16 @@ class DecodeQueue:
     def __init__(
         self, policy: ChunkPolicy, frame_seconds: float, *, fixed_chunks: bool = False, pack_frames: int = 0
     ) -> None:
-        """`fixed_chunks`: a stream is cut and padded as if it were alone, whatever piles up or is
-        beside it.
+        """With `fixed_chunks` a stream is split and padded as if it were alone.
 
-        `pack_frames`: so many frames, in chunks of any sizes, are decoded together without padding,
-        first chunks beside the others where the policy says so; 0: chunks are padded.
+        `pack_frames` is the maximum frames of a pack: chunks of any sizes, decoded together without
+        padding. 0: chunks are padded. First chunks are packed beside the others if the policy says
+        so.
         """
         self.policy = policy
         self._pack_frames = pack_frames
         self._fixed_chunks = fixed_chunks
-        #: Chunks that came back after their player had run dry.
+        #: Chunks that came back after their player had run dry: underruns.
         self.underruns = 0
         self._frame_seconds = frame_seconds
         self._margin = policy.deadline_margin_ms / 1000
@@ -59,7 +58,7 @@ class DecodeQueue:
         self._slack = policy.offline_slack_ms / 1000
         self._ready: list[Request] = []
         self._in_flight = 0
-        #: The same of first chunks, where they go beside the others.
+        #: First chunks have a queue of their own where they are packed beside the others.
         self._first_chunks_apart = pack_frames > 0 and policy.first_batch_frames > 0
         self._first_chunks: list[Request] = []
         self._first_in_flight = False
@@ -70,31 +69,31 @@ class DecodeQueue:
         return len(self._ready) + len(self._first_chunks)
 
     def start(self, request: Request) -> None:
-        """Set a new request's place in the ramp."""
+        """Put a new request at the start of the ramp of chunk sizes."""
         request.stage = 0 if request.streaming else len(self.policy.sizes) - 1
         request.chunk_frames = self.policy.sizes[request.stage]
 
     def update(self, request: Request, now: float) -> None:
-        """Note that `request` has new frames, or has its last one: it is ready with a whole chunk,
-        or with its tail.
+        """Note that `request` has new frames, or its last one: it is ready with a whole chunk, or
+        with its tail.
         """
         undecoded = request.frames - request.sent
         wanted = request.chunk_frames if request.finish_reason is None else 1
         if undecoded < wanted or not request.codec_ready or not math.isnan(request.ready_at):
             return
         if self._first_chunks_apart and request.streaming and request.decoded == 0 < request.sent:
-            return  # the first chunk is in flight beside all others, which must not overtake it
+            return  # its first chunk is in flight on a path of its own; the next must not overtake it
         request.ready_at = now
         self._queue_of(request).append(request)
 
     def discard(self, request: Request) -> None:
-        """Decode nothing more of `request`."""
+        """Drop the undecoded frames of `request`."""
         if not math.isnan(request.ready_at):
             request.ready_at = math.nan
             self._queue_of(request).remove(request)
 
     def next_batch(self, now: float, generating: int) -> DecodeBatch | None:
-        """The chunks to decode now; `generating` is how many streams are still being given frames."""
+        """The chunks to decode now; `generating` is the number of streams that still get frames."""
         if self._first_chunks and not self._first_in_flight:
             return self._first_batch(now)
         if not self._ready or self._in_flight >= self.policy.max_in_flight:
@@ -113,8 +112,8 @@ class DecodeQueue:
         return DecodeBatch(items, width)
 
     def _first_batch(self, now: float) -> DecodeBatch:
-        """First chunks, as many as a batch of them may be; each of the same size, whatever there is
-        already.
+        """As many first chunks as fit into a batch; all have the same size, even if more frames are
+        ready.
         """
         width = self.policy.first_chunk_frames
         some = self._first_chunks[: min(self.policy.max_batch, self.policy.first_batch_frames // width)]
@@ -131,7 +130,7 @@ class DecodeQueue:
         return items
 
     def _choose(self, head: Request) -> list[tuple[Request, int]]:
-        """The streams of a batch in which all are padded to one size, and how many frames of each."""
+        """The streams of a batch that is padded to one size, and the frames of each."""
         chosen = self._ready
         if self._fixed_chunks:
             chosen = [request for request in self._ready if request.chunk_frames == head.chunk_frames]
@@ -141,8 +140,8 @@ class DecodeQueue:
         return [(request, self._count(request)) for request in chosen[: self.policy.max_batch]]
 
     def _choose_packed(self) -> list[tuple[Request, int]]:
-        """The streams of a batch without padding: as many as its frames may be, each with all that
-        it has.
+        """The streams of a pack, and the frames of each: as many as the pack holds, and for each
+        stream all that are ready, up to a steady chunk.
         """
         policy, chosen = self.policy, []
         left = self._pack_frames
@@ -155,10 +154,8 @@ class DecodeQueue:
         return chosen
 
     def collect(self, batch: DecodeBatch, now: float) -> None:
-        """Account for `batch`, whose audio has come back; batches come back in the order of their
-        launch.
-
-        But for batches of first chunks, which do among themselves.
+        """Account for `batch`, whose audio has come back. Batches come back in launch order, and so
+        do batches of first chunks among themselves.
         """
         if batch.is_first:
             self._first_in_flight = False
@@ -171,7 +168,7 @@ class DecodeQueue:
             elif request.streaming and request.wants_audio:
                 late = now - (request.play_start + request.decoded * self._frame_seconds)
                 if late > 0.0:
-                    # The player stood still that long, so all that follows is due that much later.
+                    # The player stalled for this long, so all later chunks are due this much later.
                     request.play_start += late
                     request.late_seconds = max(request.late_seconds, late)
                     self.underruns += 1
@@ -200,8 +197,8 @@ class DecodeQueue:
         return request.play_start + request.sent * self._frame_seconds - self._margin
 
     def _count(self, request: Request) -> int:
-        """Frames to decode of a request: its chunk, or up to a steady one for a tail and where
-        frames piled up.
+        """Frames to decode for a request: its chunk, or up to a steady one for a tail and after
+        frames have piled up.
         """
         undecoded = request.frames - request.sent
         if self._fixed_chunks:
@@ -213,7 +210,8 @@ class DecodeQueue:
     def _send(self, request: Request, count: int, now: float) -> DecodeItem:
         item = DecodeItem(request, request.sent, count)
         if request.sent == 0:
-            request.play_start = now  # a guess until the audio comes back; only makes the second chunk more urgent
+            # An estimate until the audio comes back; it only makes the second chunk more urgent.
+            request.play_start = now
         request.sent += item.count
         if count >= request.chunk_frames:
             request.stage = min(request.stage + 1, len(self.policy.sizes) - 1)

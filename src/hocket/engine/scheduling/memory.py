@@ -1,9 +1,9 @@
-"""Who holds which row and which page of the talker's K/V cache: integers only, the tensors live in
-the runners.
+"""Owners of rows and of pages of the talker's K/V cache. Integers only: the tensors live in the
+runners.
 
-A page is always in exactly one of three states: free; held by `references > 0` owners; or kept,
-which means that nobody holds it but its content is known by a digest, so that a later prompt with
-the same rows can take it as it is.
+A page is in exactly one of three states: free; held by `references > 0` owners; or kept. A kept
+page has no owner, but its content is known by a digest, so that a later prompt with the same rows
+can reuse it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from hocket.errors import CapacityError, HocketError
 
-#: Padding of a batch reads and writes this page; no request ever holds it.
+#: Batch padding reads and writes this page; no request holds it.
 SCRATCH_PAGE = 0
 
 
 class RowPool:
     """The engine's rows, 0 .. rows-1, each held by at most one request.
 
-    The lowest free row goes first: which row a request gets depends on the free set alone, and at
-    low load the live rows stay together at the start of every row-indexed tensor.
+    The lowest free row is acquired first. So the row of a request depends on the free set alone,
+    and at low load the live rows stay together at the start of every row-indexed tensor.
     """
 
     __slots__ = ("_free", "_held", "rows")
@@ -52,8 +52,8 @@ class RowPool:
         return row
 
     def release(self, row: int) -> None:
-        """Give `row` back. Raises `HocketError` when it is not held: two owners believed that it
-        was theirs.
+        """Give `row` back. Raises `HocketError` when it is not held, which means that it had two
+        owners.
         """
         if not 0 <= row < self.rows or not self._held[row]:
             raise HocketError(f"row {row} was released but is not held")
@@ -77,7 +77,7 @@ class RowPool:
 
 class PagePool:
     """Reference-counted pages of `page_rows` K/V rows. `pages` counts page 0, the scratch page,
-    which nobody gets.
+    which is never acquired.
     """
 
     __slots__ = ("_digest_of", "_free", "_kept", "_page_of", "_references", "evictions", "page_rows", "pages")
@@ -87,19 +87,19 @@ class PagePool:
             raise HocketError(f"a page pool needs at least 2 pages of 1 row, got {pages} of {page_rows}")
         self.pages = pages
         self.page_rows = page_rows
-        #: Kept pages that were emptied to make room.
+        #: Kept pages that were reused for other content.
         self.evictions = 0
         self._free = list(range(pages - 1, SCRATCH_PAGE, -1))
         self._references = [0] * pages
         self._digest_of: list[bytes | None] = [None] * pages
         self._page_of: dict[bytes, int] = {}
-        #: Pages nobody holds whose content is known, least recently used first (a plain dict
-        #: searches for its first entry past all that were there).
+        #: Pages without owners whose content is known, least recently used first. (The first entry
+        #: of a plain dict is slow to find after many deletions.)
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def capacity(self) -> int:
-        """Pages that one request could hold if it were alone."""
+        """Maximum pages of one request."""
         return self.pages - 1
 
     @property
@@ -125,8 +125,8 @@ class PagePool:
         return self._references[page]
 
     def acquire(self, count: int) -> list[int]:
-        """Take `count` pages with unknown content, one reference each: all of them, or
-        `CapacityError` and none.
+        """Take `count` pages with unknown content and one reference each. Raises `CapacityError`,
+        and takes none, if there are too few.
         """
         if count > self.available:
             raise CapacityError(
@@ -143,16 +143,16 @@ class PagePool:
         """Add an owner to a page that is held or kept."""
         if self._references[page] == 0:
             if page not in self._kept:
-                raise HocketError(f"page {page} cannot be shared: nobody holds it and its content is not kept")
+                raise HocketError(f"page {page} cannot be shared: it has no owner and its content is not kept")
             del self._kept[page]
         self._references[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Take one owner off each page. The last owner's leaving frees a page, or keeps it when its
-        content is known.
+        """Remove one owner from each page. Without owners a page becomes kept if its content is
+        known, and free otherwise.
 
-        Goes backwards, so that of a prompt's kept pages the last is evicted first: a chain without
-        its head is no use.
+        Goes backwards, so that the last kept page of a prompt is evicted first: a chain without its
+        head is useless.
         """
         for page in reversed(pages):
             if page == SCRATCH_PAGE or self._references[page] == 0:
@@ -165,9 +165,10 @@ class PagePool:
                     self._kept[page] = None
 
     def publish(self, page: int, digest: bytes) -> None:
-        """Say that `page`, which is held and will not be written again, has the content `digest`.
+        """Declare the content of `page` as `digest`. The page must be held and is not written
+        again.
 
-        Where another page has that content already, that one stays the known one.
+        If another page has this content already, that page stays the known one.
         """
         if self._references[page] == 0 or self._digest_of[page] is not None:
             raise HocketError(f"page {page} cannot be published: it is not held, or its content is known already")
@@ -189,8 +190,8 @@ class PagePool:
         self.evictions += 1
 
     def check(self, owned: Iterable[Sequence[int]]) -> None:
-        """Raise `HocketError` unless every page is free, kept, or held as often as `owned`, a list
-        per owner, says.
+        """Raise `HocketError` unless every page is free, kept, or held as often as `owned` says,
+        which has a list per owner.
         """
         check_pages(
             owned,
@@ -243,13 +244,13 @@ def check_pages(
 
 
 class PrefixCache:
-    """Finds pages that hold the same leading prompt rows, so that a template's head or a voice is
-    computed once.
+    """Finds pages that hold the same leading prompt rows, so that the head of a template or a voice
+    is computed once.
 
-    A page's digest covers its own rows and, by way of its parent's digest, every row before it:
-    equal digests mean equal prefixes (256-bit BLAKE2b, so no collision is ever seen). Only full
-    pages of prompt rows take part, which is why a shared page is never written: generated frames go
-    to the private pages behind it.
+    The digest of a page covers its own rows and, through its parent's digest, every row before it:
+    equal digests mean equal prefixes (256-bit BLAKE2b, so collisions do not occur). Only full pages
+    of prompt rows take part. So a shared page is never written: generated frames go to private
+    pages behind it.
     """
 
     __slots__ = ("_pool", "enabled", "hit_rows", "miss_rows")
@@ -264,8 +265,7 @@ class PrefixCache:
     def digests(self, prompt: NDArray[np.int64], salt: bytes = b"") -> tuple[bytes, ...]:
         """One digest per full page of `prompt` int64 [rows, 1 + n_vq]; none when the cache is off.
 
-        `salt` stands for whatever else the K/V depends on and the rows do not show, such as a
-        speaker embedding.
+        `salt` stands for inputs of the K/V that the rows do not show, such as a speaker embedding.
         """
         if not self.enabled:
             return ()
@@ -279,10 +279,10 @@ class PrefixCache:
         return tuple(chain)
 
     def match(self, digests: Sequence[bytes], prompt_rows: int, *, first: int = 0) -> list[int]:
-        """Known pages for a prompt's page `first` and those after it, without a gap; takes no
-        reference (see `take`).
+        """Known pages for page `first` of a prompt and those after it, without a gap; adds no owner
+        (see `take`).
 
-        Never reaches the last prompt row: it must be computed, so that its hidden state exists.
+        Never reaches the last prompt row, which must be computed so that its hidden state exists.
         """
         pages: list[int] = []
         for digest in digests[first : (prompt_rows - 1) // self._pool.page_rows]:
@@ -299,8 +299,8 @@ class PrefixCache:
         self.hit_rows += len(pages) * self._pool.page_rows
 
     def insert(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Let later prompts share `pages`, which their owner has just computed; `digests` are
-        theirs, in order.
+        """Let later prompts share `pages`, which their owner has just computed; `digests` are in
+        the same order.
         """
         for page, digest in zip(pages, digests, strict=True):
             self._pool.publish(page, digest)

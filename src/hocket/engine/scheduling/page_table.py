@@ -1,6 +1,4 @@
-"""Which pages each request holds, and the page table that runners read: all of it changes here and
-nowhere else.
-"""
+"""The pages of each request, and the page table that runners read. No other code changes them."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from hocket.errors import HocketError
 
 
 class RequestPages:
-    """Writes `pages`, `capacity_rows` and, where pages are taken over computed, `computed_rows` of
+    """Writes `pages`, `capacity_rows` and, for pages from the prefix cache, `computed_rows` of
     requests.
 
     `table` int32 [rows, pages of max_context_rows]: the pages of the request in that row, in order,
@@ -31,16 +29,16 @@ class RequestPages:
         self.table: NDArray[np.int32] = np.full((config.rows, width), SCRATCH_PAGE, dtype=np.int32)
 
     def reserve(self, request: Request, active: Sequence[Request]) -> bool:
-        """Give a waiting request the pages of all rows it must compute, where that leaves a page to
-        grow for it and for each `active` request that still grows: one that only just fits would
-        soon be preempted, and computed twice.
+        """Give a waiting request pages for all rows that it must compute. Returns False, and gives
+        none, unless a page to grow remains for it and for each `active` request that still grows: a
+        request that only just fits would soon be preempted and computed twice.
         """
         pool = self.pool
         wanted = pool.pages_for(request.prompt_rows + request.launched)
         known = self.prefixes.match(request.digests, request.prompt_rows)
         woken = sum(pool.references(page) == 0 for page in known)
         left = pool.available - woken - (wanted - len(known)) - (wanted < pool.pages_for(request.max_rows))
-        # Where all of them may grow, nobody has to ask each.
+        # With a page for every active request there is no need to count those that still grow.
         if left < len(active) and left < sum(other.capacity_rows < other.max_rows for other in active):
             return False
         self.prefixes.take(known)
@@ -50,12 +48,12 @@ class RequestPages:
         return True
 
     def enter(self, request: Request) -> None:
-        """Write the table for a request that has reserved pages and got a row."""
+        """Write the table for a request with reserved pages and a row."""
         self.table[request.row, : len(request.pages)] = request.pages
 
     def take_computed(self, request: Request) -> None:
-        """Swap pages about to be computed for pages with the same rows that another request has
-        computed meanwhile.
+        """Replace pages that are about to be computed by pages with the same rows that another
+        request has computed meanwhile.
         """
         page_rows = self._page_rows
         if request.computed_rows % page_rows:
@@ -72,23 +70,23 @@ class RequestPages:
         request.computed_rows = last * page_rows
 
     def publish(self, request: Request, start: int) -> None:
-        """Let others share the full prompt pages that `request` has computed since row `start`."""
+        """Share the full prompt pages that `request` has computed since row `start`."""
         first = start // self._page_rows
         last = min(request.computed_rows // self._page_rows, len(request.digests))
         if first < last:
             self.prefixes.insert(request.pages[first:last], request.digests[first:last])
 
     def grow(self, request: Request) -> None:
-        """Add a page, which must be available."""
+        """Add one page, which must be available."""
         page = self.pool.acquire(1)[0]
         self.table[request.row, len(request.pages)] = page
         request.pages.append(page)
         request.capacity_rows += self._page_rows
 
     def give_back(self, request: Request) -> None:
-        """Take all pages away, so that its rows are no longer computed. Frames in flight may still
-        write to a preempted request's pages, which is harmless: whoever gets those is served by
-        later launches of the same stream.
+        """Release all pages of a request, so that none of its rows is computed any more. Frames in
+        flight may still write to the pages of a preempted request. That is harmless, because later
+        launches on the same CUDA stream serve their next owner.
         """
         self.pool.release(request.pages)
         if request.row != NO_ROW:
@@ -97,9 +95,7 @@ class RequestPages:
         request.capacity_rows = request.computed_rows = 0
 
     def check(self, live: Sequence[Request]) -> None:
-        """Raise `HocketError`, saying what is off, unless every page is where the `live` requests
-        say it is.
-        """
+        """Raise `HocketError` with the first disagreement between pages, table and `live` requests."""
         self.pool.check(request.pages for request in live)
         expected = np.full_like(self.table, SCRATCH_PAGE)
         for request in live:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hocket.core import FinishReason
 
-#: `Request.row` while it has none.
+#: `Request.row` of a request without a row.
 NO_ROW = -1
 
 
@@ -35,26 +35,26 @@ class RequestState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request as the scheduler sees it. Only the scheduler and its decode queue write to it,
+    """The scheduler's record of a request. Only the scheduler and its decode queue write to it
     after construction.
     """
 
-    # What was asked for
+    # Set at construction
     id: str
-    #: Higher goes first.
+    #: Higher priorities are served first.
     priority: int
-    #: Number of the request among all that were added: its place within its priority.
+    #: Number of the request among all that were added; it orders requests of one priority.
     arrival: int
     #: int64 [prompt_rows, 1 + n_vq].
     prompt: NDArray[np.int64] = field(repr=False)
     max_frames: int
-    #: False: only the whole is wanted, so it decodes in steady chunks and its deadlines are loose.
+    #: False: the audio is wanted as a whole, so chunks are steady and deadlines are loose.
     streaming: bool
     #: Prefix digests of the prompt's full pages.
     digests: tuple[bytes, ...] = field(repr=False)
     #: Seconds on the caller's clock, as are all `*_at` fields.
     added_at: float
-    #: K/V rows of the prompt, and with all frames.
+    #: K/V rows of the prompt, and of the prompt with all frames.
     prompt_rows: int = field(init=False)
     max_rows: int = field(init=False)
 
@@ -62,7 +62,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     row: int = NO_ROW
     pages: list[int] = field(default_factory=list)
-    #: Rows the pages have room for.
+    #: K/V rows that fit into the pages.
     capacity_rows: int = 0
     #: Rows whose K/V has been launched: prompt rows, then frames.
     computed_rows: int = 0
@@ -75,19 +75,19 @@ class Request:
     preemptions: int = 0
 
     # Codec
-    #: False while the codec has yet to hear the recording that this request continues; nothing is
-    #: decoded until then.
+    #: False until the codec is primed with the recording that this request continues; nothing is
+    #: decoded before.
     codec_ready: bool = True
     #: Frames handed to the codec, and frames whose audio has come back.
     sent: int = 0
     decoded: int = 0
-    #: Place in the ramp of chunk sizes, and the size there: with this many undecoded frames the
+    #: Index in the ramp of chunk sizes, and the size there: with this many undecoded frames the
     #: request is ready.
     stage: int = 0
     chunk_frames: int = 0
-    #: When the undecoded frames became a chunk; NaN while they are not.
+    #: The time at which the undecoded frames became a chunk; NaN before.
     ready_at: float = math.nan
-    #: When playback would have started had it never run dry; the first audio, moved on by every
+    #: Start of playback as if it had never run dry: the time of the first audio, moved on by every
     #: underrun.
     play_start: float = math.nan
     #: Longest underrun.
@@ -104,12 +104,12 @@ class Request:
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """Sorts first what is served first: higher priority, then earlier arrival."""
+        """Service order: higher priority first, then earlier arrival."""
         return (-self.priority, self.arrival)
 
     @property
     def wants_audio(self) -> bool:
-        """False once nobody will listen to what is still undecoded."""
+        """False once undecoded frames are of no use."""
         return self.finish_reason not in ("cancelled", "error")
 
 
@@ -118,8 +118,8 @@ class PrefillItem:
     """Compute rows `start .. start + count` of a request: all of them prompt rows, or all of them
     frames.
 
-    `start` is on a page boundary, or at the first frame. Rows from `prompt_rows` on are the frames
-    that were generated before a preemption.
+    `start` is on a page boundary, or at the first frame. Rows from `prompt_rows` on are frames that
+    were generated before a preemption.
     """
 
     request: Request
@@ -129,11 +129,11 @@ class PrefillItem:
 
 @dataclass(frozen=True, slots=True)
 class FrameBatch:
-    """Launch one frame of each request, in rank order."""
+    """Launch one frame of each request, in service order."""
 
     requests: list[Request]
-    #: int64 [3, B]: each one's row, the index of the frame within its request, which keys its
-    #: randomness, and the K/V row that it writes.
+    #: int64 [3, B]: for each request its row, the index of the frame, which keys its randomness, and
+    #: the K/V row that the frame writes.
     frame_index_3B: NDArray[np.int64]
 
 
@@ -154,7 +154,7 @@ class DecodeBatch:
 
     items: list[DecodeItem]
     chunk_frames: int
-    #: Nothing but first chunks, which are decoded beside other batches.
+    #: First chunks only; they are decoded beside other batches.
     is_first: bool = False
 
 
@@ -168,7 +168,7 @@ class SchedulerStats:
     ending: int
     rows_free: int
     pages_free: int
-    #: Pages that nobody holds and the prefix cache keeps.
+    #: Pages without owners that the prefix cache keeps.
     pages_kept: int
     prefix_hit_rows: int
     prefix_miss_rows: int

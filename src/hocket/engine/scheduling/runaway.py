@@ -1,6 +1,4 @@
-"""When the engine takes a speech for a runaway: a talker that never draws its stop, repeats itself
-or falls silent.
-"""
+"""Detects runaway speech: a talker that never draws its stop, repeats itself or falls silent."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from hocket.config import RunawayPolicy
 from hocket.text.pauses import PAUSE
 
-#: The most that all pauses of a text count for: larger requests are treated as a typo.
+#: Maximum length that counts for all pauses of a text: longer ones are treated as a typo.
 MAX_PAUSE_SECONDS = 600.0
 
 
@@ -23,7 +21,7 @@ def requested_pause_seconds(text: str) -> float:
 
 
 def speech_seconds(policy: RunawayPolicy, text: str) -> float:
-    """Estimated length of `text` read aloud without hurry, the pauses it asks for included."""
+    """Estimated length of `text` read aloud without hurry, including the pauses that it asks for."""
     letters = wide = digits = 0
     for character in PAUSE.sub(" ", text):
         if unicodedata.east_asian_width(character) in "WF" and character.isalnum():
@@ -43,10 +41,10 @@ def speech_seconds(policy: RunawayPolicy, text: str) -> float:
 def frame_budget(
     policy: RunawayPolicy, text: str, frame_seconds: float, *, wanted_frames: int | None = None
 ) -> int | None:
-    """Frames after which `text` is taken for a runaway; `None` when the budget is off.
+    """Frames after which the speech of `text` counts as a runaway; `None` when the budget is off.
 
-    `wanted_frames` is the length that the request asks for; where it is longer than the estimate,
-    it counts.
+    `wanted_frames` is the length that the request asks for; it counts if it is longer than the
+    estimate.
     """
     if policy.multiple == 0.0:
         return None
@@ -55,11 +53,11 @@ def frame_budget(
 
 
 class LoopDetector:
-    """Notices codes that repeat: `frames` in a row that each equal the one `period` frames before
+    """Detects codes that repeat: `frames` in a row that each equal the one `period` frames before
     them.
 
-    All rows at once, by a hash of each frame, since a comparison in Python costs more than the rest
-    of a step.
+    Compares all rows at once, by a hash of each frame, because a comparison in Python would cost
+    more than the rest of a step.
     """
 
     #: Longest period looked for: 8 frames are 0.64 s at 12.5 frames a second, a stammered word.
@@ -68,20 +66,20 @@ class LoopDetector:
     def __init__(self, rows: int, n_vq: int, frames: int) -> None:
         """`frames` of 0 turns it off."""
         self._frames = frames
-        # Odd multipliers, wrapping: two different frames collide once in 2**64, a loop needs dozens
-        # of them in a row.
+        # Odd multipliers, wrapping: two different frames collide once in 2**64, and a loop needs
+        # dozens of them in a row.
         self._multipliers_N = np.random.default_rng(0).integers(2**63, size=n_vq, dtype=np.int64) | 1
         self._recent_RP = np.zeros((rows, self.MAX_PERIOD), np.int64)
         self._runs_RP = np.zeros((rows, self.MAX_PERIOD), np.int32)
 
     def start(self, row: int) -> None:
-        """A new request on `row`."""
+        """Start a request on `row`."""
         self._recent_RP[row] = 0
         self._runs_RP[row] = 0
 
     def observe(self, rows_B: NDArray[np.int64], codes_BN: NDArray[np.int64]) -> list[int]:
-        """Take the next frame of distinct rows; the indices into `rows_B` whose loop has lasted
-        long enough.
+        """Take the next frame of distinct rows. Returns the indices into `rows_B` whose loop has
+        lasted long enough.
         """
         if not self._frames:
             return []
@@ -98,9 +96,10 @@ class LoopDetector:
 
 
 class SilenceDetector:
-    """Notices audio that stays below a level for longer than any pause that the text asks for.
+    """Detects audio that stays below a level for longer than any pause that the text asks for.
 
-    It goes frame by frame, so what it says does not depend on how the audio was cut into chunks.
+    Works frame by frame, so the result does not depend on the chunks into which the audio was
+    split.
     """
 
     __slots__ = ("_limit_frames", "_power", "_silent_frames")
@@ -112,15 +111,15 @@ class SilenceDetector:
 
     @classmethod
     def of(cls, policy: RunawayPolicy, text: str, frame_seconds: float) -> SilenceDetector | None:
-        """The detector that `policy` asks for; None when it is off."""
+        """The detector for `policy`; None when it is off."""
         if policy.silence_seconds == 0.0:
             return None
         seconds = policy.silence_seconds + requested_pause_seconds(text)
         return cls(math.ceil(seconds / frame_seconds), policy.silence_rms)
 
     def observe(self, power_F: NDArray[np.float32]) -> int | None:
-        """Take the next frames' mean power; after how many of them the silence is too long, None
-        while it is not.
+        """Take the mean power of the next frames. Returns the number of frames after which the
+        silence is too long; None while it is not.
         """
         if power_F.min() >= self._power:  # as nearly always
             self._silent_frames = 0

@@ -1,15 +1,14 @@
-"""What the runners do next: who is admitted, which rows are prefilled, which frames launch, which
-chunks decode.
+"""Decides what the runners do next: admission, prefill rows, frames and decode chunks.
 
 Holds no tensor and reads no clock. A step is driven in this order:
 
-    admit → next_prefill, finish_prefill → next_frames → collect_frames → collect_decode, next_decode → release_finished
+    admit → next_prefill, finish_prefill → next_frames → collect_frames
+          → collect_decode, next_decode → release_finished
 
 Frames are collected before the next ones are launched.
 
-Service is first come, first served within a priority, and nobody overtakes: when the head of the
-queue does not fit, those behind it wait too, however small they are, so the head is never starved
-by them.
+Requests of one priority are served first come, first served, and none overtakes: when the head of
+the queue does not fit, all others wait too, however small they are, so the head never starves.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _sort_key = attrgetter("sort_key")
 
 
 class Scheduler:
-    """`chunks` is `None` for an engine without a codec: a request then ends with its last frame."""
+    """Without `chunks` the engine has no codec, and a request ends with its last frame."""
 
     def __init__(
         self,
@@ -59,8 +58,8 @@ class Scheduler:
         self._decodes = None
         if chunks is not None:
             self._decodes = DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks, pack_frames=pack_frames)
-        # Every request that is not over is in exactly one of these; all but _ending are kept in
-        # rank order.
+        # Every unfinished request is in exactly one of these lists; all but _ending are in service
+        # order.
         self._waiting: list[Request] = []
         self._prefilling: list[Request] = []
         self._running: list[Request] = []
@@ -128,9 +127,9 @@ class Scheduler:
         return request
 
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        """End a request, whatever its state. Frames read back so far still get their audio, except
-        after `cancelled` and `error`, which overrule the other reasons. No effect on a request that
-        has ended as firmly already.
+        """End a request in any state. Frames read back so far still get their audio, except after
+        `cancelled` and `error`, which override the other reasons. No effect on a request that has
+        ended with an equal or stronger reason.
         """
         dropped = reason in ("cancelled", "error")
         if request.state is RequestState.FINISHED or not request.wants_audio:
@@ -149,9 +148,9 @@ class Scheduler:
                 self._decodes.update(request, now)
 
     def cut(self, request: Request, frames: int, now: float) -> None:
-        """End a request as a runaway after its first `frames` frames, which the codec has decoded,
-        whatever came after them: a stop or the limit included, so that the end does not depend on
-        how far the talker was ahead.
+        """End a request as a runaway after its first `frames` frames, all of which are decoded. A
+        stop or the limit behind them does not count, so that the end does not depend on how far
+        ahead the talker was.
         """
         if request.state is RequestState.FINISHED or not request.wants_audio:
             return
@@ -162,9 +161,9 @@ class Scheduler:
             self._decodes.discard(request)
 
     def release_finished(self) -> list[Request]:
-        """Give back what ending requests hold, as soon as nothing in flight uses it: pages when
-        their last frame was collected, rows when their audio was too. Returns the requests that are
-        thereby over, each exactly once.
+        """Release what ending requests hold once nothing in flight uses it: pages when their last
+        frame was collected, rows when their audio was collected, too. Returns the requests that
+        have finished, each exactly once.
         """
         finished = []
         for request in self._ending:
@@ -185,9 +184,8 @@ class Scheduler:
     # ---- one step
 
     def admit(self, now: float) -> list[Request]:
-        """Give rows and pages to the head of the queue while they last, and return whom: new
-        requests, with `launched == 0`, and preempted ones, which kept their row and are computed
-        again.
+        """Give rows and pages to the head of the queue while they last. Returns the admitted
+        requests: new ones, and preempted ones, which have kept their row and are computed again.
         """
         admitted = []
         while self._waiting:
@@ -207,10 +205,11 @@ class Scheduler:
         return admitted
 
     def next_prefill(self) -> list[PrefillItem]:
-        """The rows to prefill now, within the budget; at most one item per request, in rank order.
+        """The rows to prefill now, within the budget; at most one item per request, in service
+        order.
 
-        Items end on page boundaries, or where the prompt or the frames end: a prompt is never cut
-        inside a page.
+        Items end on page boundaries, or at the end of the prompt or of the frames: a prompt is
+        never split inside a page.
         """
         budget = self.config.prefill_rows_per_step
         items = []
@@ -230,8 +229,8 @@ class Scheduler:
         return items
 
     def finish_prefill(self, items: Sequence[PrefillItem], now: float) -> None:
-        """`items` have been launched: their pages may be shared, and requests with no row left to
-        compute run.
+        """Note that `items` were launched: their pages may be shared, and requests without rows
+        left to compute run.
         """
         for item in items:
             request = item.request
@@ -247,10 +246,10 @@ class Scheduler:
                 insort(self._running, request, key=_sort_key)
 
     def next_frames(self) -> FrameBatch:
-        """One frame of every running request that has room for its row; empty when there is none."""
+        """One frame of every running request with room for its row; empty when there is none."""
         batch: list[Request] = []
         indices: list[int] = []
-        for request in self._running:  # a preemption takes from the end, behind the request that grows
+        for request in self._running:  # a preemption takes from the end, behind this request
             frame, start = request.launched, request.computed_rows
             if start == request.capacity_rows and not self._grow(request):
                 continue
@@ -260,8 +259,8 @@ class Scheduler:
         return FrameBatch(batch, np.fromiter(indices, np.int64, len(indices)).reshape(-1, 3).T.copy())
 
     def collect_frames(self, batch: FrameBatch, stopped: Sequence[bool], now: float) -> None:
-        """Take the stop flags of `batch`, one per request. A frame whose flag is set holds no
-        speech and is dropped; so is one of a request that has ended meanwhile.
+        """Take the stop flags of `batch`, one per request. A frame with a set flag holds no speech
+        and is dropped, as is a frame of a request that has ended meanwhile.
         """
         for request, stop in zip(batch.requests, stopped, strict=True):
             request.collected += 1
@@ -277,27 +276,27 @@ class Scheduler:
                 self._decodes.update(request, now)
 
     def codec_is_ready(self, request: Request, now: float) -> None:
-        """The codec has heard the recording that `request` continues: its frames may be decoded."""
+        """The codec is primed with the recording that `request` continues: its frames may be
+        decoded.
+        """
         request.codec_ready = True
         if self._decodes is not None and request.wants_audio:
             self._decodes.update(request, now)
 
     def next_decode(self, now: float) -> DecodeBatch | None:
-        """The chunks to decode now, or `None`: nothing is ready, it pays to wait, or enough is in
-        flight.
-        """
+        """The chunks to decode now; `None` if none is ready, waiting pays, or enough is in flight."""
         return None if self._decodes is None else self._decodes.next_batch(now, len(self._running))
 
     def collect_decode(self, batch: DecodeBatch, now: float) -> None:
-        """The audio of `batch` has come back. Batches come back in the order of their launch."""
+        """The audio of `batch` has come back. Batches come back in launch order."""
         assert self._decodes is not None  # it made the batch
         self._decodes.collect(batch, now)
 
-    # ---- what is seen from outside
+    # ---- state for the engine
 
     @property
     def page_table(self) -> NDArray[np.int32]:
-        """int32 [rows, pages of max_context_rows], which runners read: `RequestPages.table`."""
+        """int32 [rows, pages of max_context_rows], for the runners to read: `RequestPages.table`."""
         return self._pages.table
 
     @property
@@ -331,9 +330,7 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Raise `HocketError`, saying what is off, unless every row and page is where the requests
-        say it is.
-        """
+        """Raise `HocketError` with the first disagreement between rows, pages and requests."""
         live = [*self._waiting, *self._prefilling, *self._running, *self._ending]
         self._rows.check(request.row for request in live if request.row != NO_ROW)
         self._pages.check(live)
@@ -348,12 +345,12 @@ class Scheduler:
     # ---- rows and pages
 
     def _grow(self, request: Request) -> bool:
-        """Add a page to a running request, if need be at the cost of those ranked behind it; False:
-        it waits a step.
+        """Add a page to a running request, if necessary by preempting requests behind it. Returns
+        False if it must wait a step.
 
-        It waits where all others rank before it (they would only preempt it in turn), and where
-        pages are coming back anyway: an ending request's with this step, for which a preemption
-        would be a high price.
+        It waits if all other requests come before it, because they would preempt it in turn. It
+        also waits if an ending request gives pages back with this step, because a preemption costs
+        more.
         """
         while not self._pages.pool.available:
             if any(other.pages for other in self._ending) or not self._preempt_behind(request):
@@ -362,9 +359,9 @@ class Scheduler:
         return True
 
     def _preempt_behind(self, request: Request) -> bool:
-        """Take the pages of the active request that ranks last, if it ranks behind `request`. It
-        keeps its row, so its codes and codec state, and queues for pages; its K/V is then computed
-        again from the prompt and its codes.
+        """Take the pages of the last active request in service order, if it comes after `request`.
+        It keeps its row, so its codes and codec state, and queues for pages; its K/V is then
+        computed again from the prompt and its codes.
         """
         queue = max(
             (queue for queue in (self._prefilling, self._running) if queue), key=lambda queue: queue[-1].sort_key
@@ -381,7 +378,7 @@ class Scheduler:
         return True
 
     def _give_back(self, request: Request, *, with_row: bool) -> None:
-        """The only place where rows and pages are given back."""
+        """Release rows and pages. No other code does."""
         self._pages.give_back(request)
         if with_row and request.row != NO_ROW:
             self._rows.release(request.row)
