@@ -1,4 +1,4 @@
-"""Where the parts of an engine go, and which GPU is the current one while they work. A CPU stands for the GPUs."""
+"""The devices of an engine's parts, and the current GPU while they work. A CPU stands for the GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class AssembledError(Exception):
-    """Everything is loaded."""
+    """Raised once everything is loaded."""
 
 
 @pytest.mark.usefixtures("_two_gpus")
@@ -101,7 +101,7 @@ def test_random_models_go_there_too(golden: Path) -> None:
 
 
 class Gpus:
-    """Notes which GPU and which stream are current, as PyTorch's context managers make them."""
+    """Notes the current GPU and stream, as PyTorch's context managers set them."""
 
     def __init__(self) -> None:
         self.current: list[object] = []

@@ -1,4 +1,6 @@
-"""`generate`, `generate_many` and `stream`: callers inside the engine, alone and between each other."""
+"""`generate`, `generate_many` and `stream`: calls in the engine's own process, alone and inside one
+another.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,15 @@ def whole(speaking: Engine, chunks: list[AudioChunk]) -> Heard:
 
 
 def test_results_come_in_the_order_given() -> None:
-    """Short ones end long before long ones."""
+    """Short requests end long before long ones."""
     speaking = engine(CONFIG, endless_talker())
     frames = [25, 1, 7, 1, 30, 2, 2, 16, 1]
     requests = [request(seed, count) for seed, count in enumerate(frames)]
     speeches = speaking.generate_many(iter(requests))
     assert [len(speech.codes) for speech in speeches] == frames
     assert [speech.seed for speech in speeches] == list(range(9))
-    for speech, wish in zip(speeches, requests, strict=True):
-        one = speaking.generate(wish)
+    for speech, spoken in zip(speeches, requests, strict=True):
+        one = speaking.generate(spoken)
         assert np.array_equal(one.codes, speech.codes)
         assert one.samples.shape == speech.samples.shape == (2, 24 * len(one.codes))
         assert np.allclose(one.samples, speech.samples, atol=1e-5)
@@ -56,7 +58,7 @@ def test_results_come_in_the_order_given() -> None:
 
 
 def test_a_small_queue_is_no_obstacle() -> None:
-    """More requests than may wait, beside a queue that others have filled."""
+    """More requests than the queue holds, beside requests of another caller that fill it."""
     listener = Listener(engine(CONFIG.model_copy(update={"max_waiting": 2}), endless_talker()))
     names = [listener.add(request(seed)) for seed in range(2)]
     with pytest.raises(CapacityError):
@@ -105,7 +107,7 @@ def test_two_streams_take_turns() -> None:
 
 
 def test_generate_inside_a_stream_and_beside_add() -> None:
-    """Nobody's chunks go to another: the stream's, the inner call's, and those that `step` returns."""
+    """Every caller gets its own chunks: the stream, the inner call, and the caller of `step`."""
     listener = Listener(engine(CONFIG, endless_talker()))
     speaking = listener.engine
     name = listener.add(request(3, 30))
@@ -142,7 +144,9 @@ def test_closing_a_stream_cancels(chunks: int) -> None:
 
 
 def test_a_stream_collected_in_the_middle_of_a_step() -> None:
-    """The garbage collector may close a forgotten iterator at any moment; that must not enter the step again."""
+    """The garbage collector may close a forgotten iterator at any moment, which must not enter the
+    step again.
+    """
     speaking = engine(CONFIG, endless_talker())
     other = speaking.stream(request(1, 40))
     next(other)
@@ -185,7 +189,7 @@ def test_seed_is_drawn_and_reported() -> None:
 
 
 def test_higher_priority_goes_first() -> None:
-    """In a full engine of one row; within a priority, who came first."""
+    """In a full engine of one row. Within a priority, the first to arrive goes first."""
     listener = Listener(engine(CONFIG.model_copy(update={"rows": 1}), endless_talker()))
     names = [listener.add(request(seed, 2), priority=priority) for seed, priority in enumerate([0, 0, 5, 1, 5])]
     ended: list[str] = []
@@ -195,11 +199,11 @@ def test_higher_priority_goes_first() -> None:
 
 
 def test_continuation_goes_on_where_its_recording_ends() -> None:
-    """Audio equals the tail of what the codec makes of recording and speech in one go."""
+    """The audio equals the tail of recording and speech decoded in one call."""
     reference = codes(7, 40)
-    wish = SpeechRequest(text="More.", reference=reference, reference_text="Before.", seed=3, max_frames=20)
+    spoken = SpeechRequest(text="More.", reference=reference, reference_text="Before.", seed=3, max_frames=20)
     speaking: Engine = engine(EngineConfig(rows=2, max_context_rows=512), endless_talker())
-    (heard,) = hear(speaking, [wish])
+    (heard,) = hear(speaking, [spoken])
     both = codec().decode_whole(torch.from_numpy(np.concatenate([reference, heard.all_codes]))).numpy()
     assert np.allclose(heard.all_samples, both[:, 40 * 24 :], atol=1e-5)
     alone = codec().decode_whole(torch.from_numpy(heard.all_codes)).numpy()

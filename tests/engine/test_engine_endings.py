@@ -1,4 +1,6 @@
-"""How requests end: by the talker, the cap, the runaway guard, the caller, an error, and the engine's own failure."""
+"""How requests end: by the talker, the cap, the runaway guard, the caller, an error, and the
+engine's own failure.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def guarded(policy: RunawayPolicy, *, strict: bool = False) -> EngineConfig:
 
 
 def looping_talker() -> LoadedTalker:
-    """Draws code 7 of every codebook, always."""
+    """Always draws code 7 of every codebook."""
     weight_2D = stop_head_weight()
     weight_2D[STOP] = torch.nan
     model = with_stop_head(weight_2D)
@@ -79,7 +81,7 @@ def test_stop_and_length(
 
 @pytest.mark.parametrize("reference", [None, codes(1, 40)])
 def test_stop_at_the_first_frame_is_an_empty_result(reference: object) -> None:
-    """Also while the codec has yet to hear the 40 frames that the speech continues."""
+    """Also while the codec is being primed with the 40 frames that the speech continues."""
     request = SpeechRequest(text="One.", reference=reference, reference_text=None if reference is None else "Before.")
     speaking = engine(guarded(NO_GUARD), mute_talker())
     speech = speaking.generate(request)
@@ -93,7 +95,9 @@ def test_stop_at_the_first_frame_is_an_empty_result(reference: object) -> None:
 
 
 def test_budget() -> None:
-    """Ten letters at 12 a second, times 3, are 2.5 s: 32 frames. A cap of the caller's below it is a length."""
+    """Ten letters at 12 per second, times 3, are 2.5 s: 32 frames. A lower cap of the caller ends
+    with `length`.
+    """
     policy = RunawayPolicy(multiple=3.0, min_seconds=0.1, loop_seconds=0.0, silence_seconds=0.0)
     requests = [
         SpeechRequest(text="aaaaaaaaaa"),
@@ -111,7 +115,7 @@ def test_budget() -> None:
 
 
 def test_loop() -> None:
-    """1.2 s are 15 frames that equal the one before: 16 in all."""
+    """1.2 s are 15 frames that equal the one before, so 16 in all."""
     policy = RunawayPolicy(multiple=0.0, loop_seconds=1.2, silence_seconds=0.0)
     requests = [SpeechRequest(text="One.", max_frames=frames) for frames in (60, 16, 15)]
     heard = hear(engine(guarded(policy), looping_talker()), requests)
@@ -129,9 +133,10 @@ def test_loop() -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("frames", [60, 13])
 def test_silence(streaming: bool, frames: int) -> None:
-    """1 s is 13 frames, wherever the chunks are cut and however far the codec is behind; a pause asked for is added.
+    """1 s is 13 frames, wherever chunks are split and however far the codec is behind; a requested
+    pause is added.
 
-    At 13 frames the cap has been reached before the silence is heard.
+    With a cap of 13 frames the cap is reached before the silence is detected.
     """
     policy = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=1.0, silence_rms=1e3)
     requests = [
@@ -158,7 +163,9 @@ def test_silence(streaming: bool, frames: int) -> None:
     ],
 )
 def test_cancel_anywhere(steps: int, talker: Callable[[], LoadedTalker], reference: object) -> None:
-    """Before its first step, in prefill, while priming, while encoding, between chunks, with work in flight."""
+    """Before its first step, in prefill, while priming, while encoding, between chunks, with work
+    in flight.
+    """
     config = guarded(NO_GUARD).model_copy(update={"prefill_rows_per_step": 64, "rows": 1})
     listener = Listener(engine(config, talker()))
     before = "Before." if steps % 2 and reference is not None else None
@@ -180,7 +187,7 @@ def test_cancel_anywhere(steps: int, talker: Callable[[], LoadedTalker], referen
 
 
 def test_nothing_comes_after_a_cancel() -> None:
-    """Not even chunks that were made for it while `generate` drove the engine."""
+    """Chunks that were made for it while `generate` drove the engine are dropped, too."""
     listener = Listener(engine(guarded(NO_GUARD), endless_talker()))
     name = listener.add(SpeechRequest(text="One."))
     listener.engine.generate(SpeechRequest(text="Two.", max_frames=12))
@@ -189,7 +196,9 @@ def test_nothing_comes_after_a_cancel() -> None:
 
 
 def test_errors_found_after_encoding() -> None:
-    """A recording of 40 s does not fit a context of 512 rows; that is known when its codes are."""
+    """A recording of 40 s does not fit a context of 512 rows, which is known only once its codes
+    are.
+    """
     request = SpeechRequest(text="One.", reference=noise(1, 40.0))
     listener = Listener(engine(guarded(NO_GUARD), patient_talker()))
     name = listener.add(request)
@@ -208,7 +217,7 @@ def test_errors_found_after_encoding() -> None:
 
 
 def test_small_memory_is_the_context() -> None:
-    """A request without a cap of its own takes what fits into all of the K/V rows."""
+    """A request without a cap gets as many frames as fit into all K/V rows."""
     config = guarded(NO_GUARD).model_copy(update={"kv_rows": 200})
     (one,) = hear(engine(config, endless_talker()), [SpeechRequest(text="One.")])
     assert one.reason == "length"
@@ -217,7 +226,7 @@ def test_small_memory_is_the_context() -> None:
 
 @pytest.mark.parametrize("part", ["prefill", "launch", "collect", "decode", "encode"])
 def test_failure_ends_everything(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a runner raises reaches every open request at once, and the engine takes no more."""
+    """An error in a runner reaches every open request at once, and the engine accepts no more."""
     speaking = engine(guarded(NO_GUARD), endless_talker())
     listener = Listener(speaking)
     names = [listener.add(SpeechRequest(text=f"Text {i}.")) for i in range(7)]  # 4 rows: some wait
@@ -320,7 +329,8 @@ def test_timings() -> None:
             assert math.isnan(times.first_audio_seconds)
             assert math.isnan(times.rtf)
         assert times.late_seconds >= 0
-    # The simulated clock is slower than real time, so players do run dry, and nobody waits for what comes whole.
+    # The simulated clock is slower than real time, so players do run dry, and requests without
+    # streaming have no player.
     late = [listener.heard[name].end.timings.late_seconds for name in names]  # type: ignore[union-attr]
     assert max(late) > 0
     assert listener.engine.stats().scheduler.underruns > 0
@@ -348,7 +358,9 @@ def test_statistics() -> None:
 
 
 def test_codes_only() -> None:
-    """Without a codec the last chunk has all the codes, the same as with one; of a cancelled request it has none."""
+    """Without a codec the last chunk has all codes, the same as with a codec; a cancelled request
+    gets none.
+    """
     config = guarded(NO_GUARD)
     requests = [SpeechRequest(text=f"Text {i}.", seed=i, reference=codes(1, 9), max_frames=9) for i in range(6)]
     wanted = hear(engine(config, patient_talker()), requests)
@@ -368,7 +380,9 @@ def test_codes_only() -> None:
 
 
 def test_greedy_loop_in_strict_mode_is_cut_alike() -> None:
-    """Alone or beside others, whatever the codec lags behind: silence is cut at the same frame, over a stop as well."""
+    """Alone or beside others, however far the codec lags: silence is cut at the same frame, even
+    behind a stop.
+    """
     policy = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.8, silence_rms=1e3)
     config = guarded(policy, strict=True)
     requests = [SpeechRequest(text=f"Text {i}.", seed=i, sampling=GREEDY, max_frames=9 + i % 4) for i in range(8)]

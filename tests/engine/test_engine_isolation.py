@@ -1,4 +1,4 @@
-"""Strict mode: what a request gets does not depend on anything around it, to the last bit."""
+"""Strict mode: the result of a request does not depend on anything around it, to the last bit."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from tests.support.tiny_engine import (
     traffic,
 )
 
-#: K/V rows of an engine of so many rows, without and with a prefix cache: less than its requests come to want.
+#: K/V rows of an engine of so many rows, without and with a prefix cache: less than its requests
+#: come to want.
 KV_ROWS = {1: (320, 320), 2: (400, 260), 7: (1000, 500), 16: (2000, 700)}
 #: Prompts of Qwen3-TTS are shorter.
 QWEN3_KV_ROWS = {1: (128, 128), 2: (160, 128), 7: (180, 160), 16: (400, 360)}
 
 
 def check(config: EngineConfig, talker: str, numbers: list[int], schedule: int) -> int:
-    """Requests arrive in random order at random steps and some are cancelled; returns how often any was preempted.
+    """Requests arrive in random order at random steps and some are cancelled; returns the number of
+    preemptions.
 
-    What everybody got is what it gets alone, and of a cancelled one the beginning of that.
+    Each request gets the same as alone, and a cancelled one the beginning of it.
     """
     random = np.random.default_rng(schedule)
     model, made = traffic(talker)
@@ -73,7 +75,7 @@ def tight(rows: int, talker: str, *, prefix_cache: bool) -> EngineConfig:
 
 @pytest.mark.parametrize("talker", ["patient", "patient qwen3"])
 def test_traffic_is_worth_playing(talker: str) -> None:
-    """Speech of many lengths, ended by the talker and by the cap."""
+    """The traffic has speech of many lengths, ended by the talker and by the cap."""
     heard = [alone(number, talker) for number in range(0, 64, 2 if talker == "patient" else 8)]
     assert len({len(one.all_codes) for one in heard}) >= len(heard) // 3
     reasons = [one.reason for one in heard]
@@ -120,7 +122,7 @@ def at_once(config: EngineConfig, load: list[Call], seed: int = 0) -> list[Heard
 
 
 def test_same_load_gives_the_same_codes_without_strict() -> None:
-    """Even where the clock runs differently, so that the codec's batches differ."""
+    """Even if the clock differs, so that the codec's batches differ."""
     config = EAGER.model_copy(update={"rows": 7, "kv_rows": 700})
     first, again = (at_once(config, calls()[:24], seed) for seed in (1, 2))
     for one, other in zip(first, again, strict=True):

@@ -1,4 +1,4 @@
-"""The real engine, strict, driven in random order against a simple model: what each request gives alone."""
+"""The real engine, strict, driven in random order against a simple model: each request alone."""
 
 from __future__ import annotations
 

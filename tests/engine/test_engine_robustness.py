@@ -1,4 +1,4 @@
-"""One request must not be able to harm the others, whatever is in it."""
+"""No request can harm the others, whatever it contains."""
 
 from __future__ import annotations
 

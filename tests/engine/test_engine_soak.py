@@ -1,4 +1,4 @@
-"""Many short requests, a fifth of them cancelled, the queue always full: memory stays where it was."""
+"""Many short requests, a fifth of them cancelled, with a full queue: memory does not grow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Soak:
         return self.reasons.total()
 
     def run(self, requests: int) -> None:
-        """Until so many have ended in all."""
+        """Run until `requests` requests have ended in total."""
         while self.ended < requests:
             self._fill()
             if self.random.random() < 0.3:
@@ -78,7 +78,7 @@ class Soak:
 
 
 def soak(requests: int, warm: int) -> dict[str, float]:
-    """Numbers of a run; the growth is over what was there after the first `warm` requests."""
+    """Figures of a run; growth is measured after the first `warm` requests."""
     world = Soak()
     world.run(warm)
     bytes_before, objects_before = resident_bytes(), len(gc.get_objects())

@@ -1,4 +1,6 @@
-"""Ctrl-C in the middle of a step waits for its end, so the engine lives on; a second one does not wait."""
+"""Ctrl-C during a step waits for its end, so the engine stays usable; a second Ctrl-C does not
+wait.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def new_engine() -> Engine:
 
 
 def interrupt_in_the_third_frame(speaking: Engine, monkeypatch: pytest.MonkeyPatch, signals: int) -> list[str]:
-    """What happened, in order."""
+    """Events in order."""
     runner = speaking.parts.talker
     real: Callable[..., object] = runner.launch
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""The memory plan: what `hocket info --rows` says, what the engine says, and what the tensors take."""
+"""The memory plan: `hocket info --rows`, the engine and the tensors agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codec for its own sake: pieces equal the whole, and what goes wrong harms nobody else."""
+"""Codec conversions: the parts equal the whole, and errors end only their own conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reference recordings to codes: exact in pieces, once per content, bounded in memory and in work per step."""
+"""Reference recordings to codes: exact in parts, once per content, bounded in memory and in work
+per step.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def whole(samples_CS: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def encode(encoder: ReferenceEncoder, *recordings: NDArray[np.float32]) -> list[NDArray[np.int64]]:
-    """All of them together."""
+    """Encode all recordings together."""
     keys: list[str] = []
     known: dict[str, NDArray[np.int64]] = {}
     for samples_CS in recordings:
@@ -52,7 +54,7 @@ def encode(encoder: ReferenceEncoder, *recordings: NDArray[np.float32]) -> list[
 
 @pytest.fixture
 def calls() -> Iterator[list[tuple[int, int]]]:
-    """Every call of the codec's encoder: recordings in it, and real frames of all of them together."""
+    """Every call of the codec's encoder: its recordings, and their real frames in total."""
     seen: list[tuple[int, int]] = []
     original = MossCodec.encode
 
@@ -68,7 +70,7 @@ def calls() -> Iterator[list[tuple[int, int]]]:
 
 
 def test_a_fixed_batch_has_one_shape() -> None:
-    """However many recordings there are and however long: roundings depend on shapes."""
+    """The number and the lengths of recordings do not matter, because roundings depend on shapes."""
     with mock.patch.object(MossCodec, "encode", autospec=True, side_effect=MossCodec.encode) as spied:
         encode(new_encoder(fixed_batch=True), *(recording(seed, 5 + 9 * seed) for seed in range(6)))
         shapes = {call.args[1].shape for call in spied.call_args_list}
@@ -77,7 +79,7 @@ def test_a_fixed_batch_has_one_shape() -> None:
 
 @pytest.mark.parametrize("fixed_batch", [False, True])
 def test_pieces_give_the_codes_of_the_whole(fixed_batch: bool, calls: list[tuple[int, int]]) -> None:
-    """Nine recordings of all lengths on four rows, cut to whole frames."""
+    """Nine recordings of different lengths on four rows, cut to whole frames."""
     lengths = [1, 5, 15, 16, 17, 31, 40, 64, 90]
     recordings = [recording(seed, frames, seed) for seed, frames in enumerate(lengths)]
     made = encode(new_encoder(fixed_batch=fixed_batch), *recordings)
@@ -161,7 +163,7 @@ def test_folder_is_shared_and_damage_is_repaired(tmp_path: Path, caplog: pytest.
 
 
 def test_codes_are_not_exchanged_where_they_may_differ(tmp_path: Path) -> None:
-    """A strict engine's codes were rounded in other shapes; other codebooks or weights are other codes."""
+    """A strict engine rounds in other shapes; other codebooks or weights give other codes."""
     config = ReferenceCacheConfig(folder=tmp_path)
     samples_CS = recording(1, 5)
     encode(new_encoder(config), samples_CS)
@@ -212,7 +214,9 @@ def test_encoding_does_not_stall_running_streams(calls: list[tuple[int, int]]) -
 
 
 def test_cancelled_while_encoding(calls: list[tuple[int, int]]) -> None:
-    """It ends with the next step; a recording that another waits for is still encoded, others are not."""
+    """It ends with the next step. A recording for which another request waits is still encoded;
+    others are not.
+    """
     listener = talking()
     shared, own = noise(1, 8.0), noise(2, 24.0)  # 100 and 300 frames
     name = listener.add(SpeechRequest(text="One.", reference=[shared, own], max_frames=2))
@@ -241,7 +245,7 @@ def test_two_engines_share_a_folder(tmp_path: Path, calls: list[tuple[int, int]]
 
 
 def test_a_refused_request_leaves_nothing_to_encode() -> None:
-    """The second reference is too short; the first one is not encoded for nobody."""
+    """The second reference is too short, so the first one is not encoded either."""
     speaking = engine(EAGER, endless_talker())
     with pytest.raises(ReferenceAudioError, match=r"lasts 0\.10 s"):
         speaking.add(SpeechRequest(text="One.", reference=[noise(1, 2.0), noise(2, 0.1)]))
@@ -250,7 +254,7 @@ def test_a_refused_request_leaves_nothing_to_encode() -> None:
 
 
 def test_a_full_queue_counts_those_that_prepare() -> None:
-    """They were taken in, so they find a place later, however many were preempted meanwhile."""
+    """They were accepted, so they are queued later, however many were preempted meanwhile."""
     listener = talking(EAGER.model_copy(update={"max_waiting": 3}))
     names = [listener.add(SpeechRequest(text="One.", reference=noise(seed, 4.0), max_frames=2)) for seed in range(2)]
     names.append(listener.add(SpeechRequest(text="Two.", max_frames=2)))

@@ -1,4 +1,4 @@
-"""Voice vectors: once per recording, one recording a step, nothing for those who have left."""
+"""Voice vectors: once per recording, one recording per step, none for requests that have ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tiny_engine import EAGER, Listener, engine
 
 
 class Means:
-    """Hears a recording's mean, and counts."""
+    """Embeds a recording as its mean, and counts calls."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -79,7 +79,9 @@ def test_the_least_recently_used_is_forgotten(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_in_the_engine() -> None:
-    """Two requests with one voice: heard once; a third with another does not get its pages."""
+    """Two requests with one voice share its vector; a third with another voice does not get its
+    pages.
+    """
     listener = Listener(engine(EAGER.model_copy(update={"rows": 3}), tiny_qwen3.endless_talker()))
     voices = [tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(2, 0.6)]
     names = [listener.add(SpeechRequest(text="One.", reference=voice, max_frames=3, seed=1)) for voice in voices]

@@ -1,4 +1,4 @@
-"""Codec streams that have heard a recording are kept for the next request that continues it."""
+"""Primed codec states are kept for the next request that continues the same recording."""
 
 from __future__ import annotations
 

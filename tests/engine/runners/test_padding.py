@@ -1,4 +1,4 @@
-"""Integer arrays that go to the device."""
+"""Integer arrays that are sent to the device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""What runners record is replayed as it was: inputs must come from where they were then, and nothing else may matter.
+"""Programs are replayed as they were recorded: their inputs must come from the same addresses, and
+nothing else may matter.
 
-A CPU has no graphs; here a replay is a call of the very function that was recorded, with all that it had closed over.
+A CPU has no graphs. Here a replay calls the function that was recorded, with everything that it had
+closed over.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ CONFIG = EAGER.model_copy(update={"rows": 5, "chunks": CHUNKS, "kept_streams": 2
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
-    """The keys that were recorded."""
+    """The keys of recorded programs."""
     programs: dict[tuple[int, Hashable], Callable[[], object]] = {}
     keys: list[Hashable] = []
 
@@ -125,7 +127,7 @@ def test_everything_is_recorded_before_the_first_request(recorded: list[Hashable
 
 
 class FakeEvent:
-    """An event of a device that the test plays."""
+    """A CUDA event that the test controls."""
 
     def __init__(self) -> None:
         self.is_past = False
@@ -137,7 +139,7 @@ class FakeEvent:
 def test_a_row_begins_again_behind_a_copy_that_is_on_its_way_there(
     recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its request may have ended; the next one must not go on where that recording ended."""
+    """The request of the copy may have ended; the next request must not continue its recording."""
     assert recorded == []
     runner = engine(CONFIG, tiny_engine.patient_talker()).parts.codec
     assert runner is not None
@@ -154,7 +156,7 @@ def test_a_row_begins_again_behind_a_copy_that_is_on_its_way_there(
 def test_speech_waits_until_its_recording_is_on_its_row(
     recorded: list[Hashable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody else waits for that."""
+    """No other request waits for it."""
     events: list[FakeEvent] = []
 
     def new_event(self: Launcher) -> FakeEvent:
@@ -201,7 +203,9 @@ def test_an_input_stays_where_it_is() -> None:
 
 
 def test_what_is_on_its_way_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much pinned memory as there are copies on their way; what has been read is used again."""
+    """There is as much pinned memory as there are copies in flight; buffers are reused once they
+    were read.
+    """
 
     class Event(FakeEvent):
         def record(self, stream: object) -> None:

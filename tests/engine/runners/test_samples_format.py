@@ -1,4 +1,4 @@
-"""Audio as 16-bit integers is what `to_int16` makes of the float32 audio, and what is no number is an error in both."""
+"""16-bit audio equals `to_int16` of the float32 audio, and NaN is an error in both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_16_bits(config: EngineConfig) -> EngineConfig:
 
 @contextmanager
 def louder() -> Iterator[None]:
-    """The golden codec of the first family at 200 times its level, so that it reaches all of the range and beyond."""
+    """The golden codec of the first family at 200 times its level, so that it exceeds the range."""
     codec = tiny_engine.codec()
     decode = codec.decode
     with mock.patch.object(codec, "decode", lambda *given: 200.0 * decode(*given)):
@@ -103,7 +103,7 @@ def test_bodies_of_16_bits_are_the_same(response_format: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("samples", FORMATS)
 def test_speech_that_is_no_number_ends_with_an_error(samples: SampleFormat, value: float) -> None:
-    """One sample of one request, some frames on."""
+    """One sample of one request is NaN, some frames on."""
     config = EAGER.model_copy(update={"samples": samples, "rows": 3})
     codec = tiny_engine.codec()
     decode = codec.decode

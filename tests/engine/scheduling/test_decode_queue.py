@@ -1,4 +1,4 @@
-"""Chunk sizes, deadlines and the wait for company, on hand-made streams and a hand-set clock."""
+"""Chunk sizes, deadlines and the wait for larger batches, on hand-made streams and a manual clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def policy(
 
 
 class World:
-    """A queue and its streams; `launch` asks for a batch and returns it as (name, start, count) with its width."""
+    """A queue and its streams; `launch` asks for a batch and returns it as (name, start, count)
+    with its width.
+    """
 
     def __init__(self, policy: ChunkPolicy, pack_frames: int = 0) -> None:
         self.queue = DecodeQueue(policy, FRAME, pack_frames=pack_frames)
@@ -162,7 +164,8 @@ class TestOrder:
             assert launched is not None
             served.append(launched[0][0][0])
             world.collect(now)
-        # With one stream a batch, s0 .. s49 are due before the slack of 500 ms is over; then it is its turn.
+        # With one stream a batch, s0 .. s49 are due before the slack of 500 ms is over; then it is
+        # its turn.
         assert served.index("offline") in (50, 51)
 
     def test_late_chunk_moves_the_following_deadlines(self) -> None:

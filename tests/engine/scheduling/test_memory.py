@@ -1,4 +1,6 @@
-"""Rows, pages and the prefix cache: directed cases, and a random walk against a plain model of who owns what."""
+"""Rows, pages and the prefix cache: directed cases, and a random walk against a plain model of the
+owners.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ class TestPagePool:
         ],
     )
     def test_check_says_what_is_off(self, damage: dict[str, Any], message: str) -> None:
-        """Of three pages one is held, one is kept and one is free."""
+        """One of three pages is held, one is kept and one is free."""
         books: dict[str, Any] = {
             "references": [0, 1, 0, 0],
             "free": [3],
@@ -249,7 +251,9 @@ class TestPrefixCache:
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    """Owners come, share and go in random order. The model: a list of pages per owner, the content of every page."""
+    """Owners come, share and go in random order. The model: a list of pages per owner, the content
+    of every page.
+    """
 
     def __init__(self) -> None:
         super().__init__()

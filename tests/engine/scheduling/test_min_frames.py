@@ -33,7 +33,7 @@ def test_greedy_stops_are_held_back_too() -> None:
 
 
 def test_the_frames_are_those_of_a_speech_that_would_not_have_stopped() -> None:
-    """Codes do not depend on the bound, only the end does; a bound that the speech passes anyway changes nothing."""
+    """The bound changes the end, not the codes. A bound below the speech's length changes nothing."""
     plain = [SpeechRequest(text=f"Text {i}.", seed=i, max_frames=30) for i in range(12)]
     longer = [request.model_copy(update={"min_frames": 12}) for request in plain]
     before = hear(engine(config(strict=True), patient_talker()), plain)
@@ -63,7 +63,8 @@ def test_neighbours_do_not_notice_to_the_last_bit() -> None:
 
 
 def test_a_preempted_request_keeps_its_bound() -> None:
-    # Two requests that outgrow the pages: one gives its own up, is computed again, and still may not stop.
+    # Two requests that outgrow the pages: one gives its own up, is computed again, and still may
+    # not stop.
     requests = [SpeechRequest(text="One voice.", seed=i, min_frames=70) for i in range(2)]
     prompt = talker().prompt.build(requests[0], [])
     tight = {"kv_rows": 2 * len(prompt.rows) + 100, "prefix_cache": False}
@@ -90,7 +91,7 @@ def test_bounds_that_cannot_be_are_refused() -> None:
 
 
 def test_the_end_counts_the_rows_of_the_prompt() -> None:
-    """Template, text and references."""
+    """The rows of template, text and references."""
     plain = SpeechRequest(text="One.", seed=1, max_frames=2)
     cloned = plain.model_copy(update={"reference": (np.zeros((20, 12), np.int64),)})
     rows = []

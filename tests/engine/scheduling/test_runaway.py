@@ -52,11 +52,11 @@ def test_multiple_of_zero_turns_the_budget_off() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_loops_are_found_as_by_definition(seed: int) -> None:
-    rows, n_vq, least = 5, 3, 6
-    random, detector = np.random.default_rng(seed), LoopDetector(rows, n_vq, least)
+    rows, n_vq, min_run = 5, 3, 6
+    random, detector = np.random.default_rng(seed), LoopDetector(rows, n_vq, min_run)
     said: list[list[tuple[int, ...]]] = [[] for _ in range(rows)]
-    # One row never repeats, so that not everybody does; the others do with periods of 1 to 9 frames, of which the
-    # last is too long, broken off now and then.
+    # One row never repeats, so that not all do; the others repeat with periods of 1 to 9 frames, of
+    # which the last is too long, broken off now and then.
     found = 0
     for _ in range(120):
         rows_B = np.sort(random.permutation(rows)[: random.integers(1, rows + 1)])
@@ -70,16 +70,16 @@ def test_loops_are_found_as_by_definition(seed: int) -> None:
             if row > 0 and len(said[row]) >= period and random.random() < 0.97:
                 codes_BN[i] = said[row][-period]
             said[row].append(tuple(codes_BN[i].tolist()))
-        expected = [i for i, row in enumerate(rows_B.tolist()) if _is_loop(said[row], least)]
+        expected = [i for i, row in enumerate(rows_B.tolist()) if _is_loop(said[row], min_run)]
         assert detector.observe(rows_B, codes_BN) == expected
         found += len(expected)
     assert found > 0
 
 
-def _is_loop(frames: list[tuple[int, ...]], least: int) -> bool:
-    """The last `least` frames each equal the one a period before them."""
+def _is_loop(frames: list[tuple[int, ...]], min_run: int) -> bool:
+    """The last `min_run` frames each equal the one a period before them."""
     return any(
-        len(frames) >= least + period and all(frames[-i] == frames[-i - period] for i in range(1, least + 1))
+        len(frames) >= min_run + period and all(frames[-i] == frames[-i - period] for i in range(1, min_run + 1))
         for period in range(1, LoopDetector.MAX_PERIOD + 1)
     )
 

@@ -1,4 +1,6 @@
-"""One behaviour of the scheduler each; the simulation checks the launches, these say who must be served when."""
+"""One behaviour of the scheduler per test. The simulation checks the launches; these tests check
+the order of service.
+"""
 
 from __future__ import annotations
 
@@ -310,7 +312,8 @@ class TestPreemption:
         assert young.prefilled_at == prefilled_at  # the first time counts
 
     def test_running_request_is_preempted_before_one_in_prefill_that_ranks_higher(self) -> None:
-        # The prefill of `urgent` takes 11 steps, in which `old` and then `young` use up the free pages.
+        # The prefill of `urgent` takes 11 steps, in which `old` and then `young` use up the free
+        # pages.
         world = Simulation(config(pages=20, prefill_rows_per_step=4))
         old, young = world.add(different(0, 4), max_frames=40), world.add(different(1, 3), max_frames=40)
         for _ in range(3):
@@ -328,7 +331,7 @@ class TestPreemption:
         for _ in range(4):
             world.step()  # now each has 8 rows in 2 of the 6 pages, and wants a third for its next frame
         for page in third.pages:
-            world.scheduler._pages.pool.share(page)  # somebody else holds them too
+            world.scheduler._pages.pool.share(page)  # another owner holds them, too
         assert world.scheduler.next_frames().requests == [first]
         assert (first.preemptions, second.preemptions, third.preemptions) == (0, 1, 1)
 

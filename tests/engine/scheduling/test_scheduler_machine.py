@@ -1,7 +1,9 @@
-"""The scheduler under random traffic: requests come, are cancelled and end while pages, rows and budgets are scarce.
+"""The scheduler under random traffic: requests come, are cancelled and end while pages, rows and
+budgets are scarce.
 
-The simulation checks every launch (own K/V rows, order, budgets, decoded ranges) and the integrity after every step;
-here is the traffic, and the proof that everything ends exactly once and leaves nothing behind.
+The simulation checks every launch (own K/V rows, order, budgets, decoded ranges) and the integrity
+after every step. This module makes the traffic and checks that every request ends exactly once and
+leaves nothing behind.
 """
 
 from __future__ import annotations
