@@ -26,26 +26,10 @@ from training.teacher import FRAME_SAMPLES
 from training.train_codec import train
 
 from hocket.models.moss_codec.codec import MossCodec
-from tests.support.tiny_codec import tiny_recipe, write_speech
+from tests.support.tiny_codec import write_speech
 from training import encode_data
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def recipe() -> Recipe:
-    return tiny_recipe()
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    write_speech(tmp_path / "data")
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def bank(data: Path) -> SpeechBank:
-    return SpeechBank.read([data], CPU, validation_seconds=4.0)
 
 
 @pytest.fixture

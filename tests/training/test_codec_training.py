@@ -19,25 +19,7 @@ from training.quantise import quantise
 from training.recipe import Recipe
 from training.train_codec import train
 
-from tests.support.tiny_codec import tiny_recipe, write_speech
-
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def recipe() -> Recipe:
-    return tiny_recipe()
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    write_speech(tmp_path / "data")
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def bank(data: Path) -> SpeechBank:
-    return SpeechBank.read([data], CPU, validation_seconds=4.0)
 
 
 def _run(trainer: CodecTrainer, steps: int) -> list[dict[str, float]]:
