@@ -291,6 +291,8 @@ class Worker:
         self._next_beat = now + HEARTBEAT_SECONDS
         for front_end in list(self._front_ends.values()):
             self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
+        if not self._deaf:
+            return
         told: OutMessage = [
             encode(Stopped(WireError.of(EngineStoppedError("this front end did not read; its requests ended"))))
         ]
