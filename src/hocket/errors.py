@@ -1,18 +1,19 @@
 """The one exception tree.
 
-HocketError                   Base of every error that Hocket raises on purpose.
-├── InvalidRequestError       The request cannot be served as it stands; the caller must change it.
-│   └── ReferenceAudioError   A reference recording is unreadable, too short, too long or silent.
-├── ConfigError               A setting, or a checkpoint's configuration, is wrong.
-├── CheckpointError           A checkpoint cannot be found, or its tensors do not match its configuration.
-├── AudioFileError            An audio file cannot be read or written.
-├── CapacityError             No room now: rows, pages or the waiting queue are used up.
-└── EngineStoppedError        The engine, or the worker that owns it, has gone away.
+HocketError                   Base of every error that Hocket raises on purpose. ├──
+InvalidRequestError       The request cannot be served as it stands; the caller must change it. │
+└── ReferenceAudioError   A reference recording is unreadable, too short, too long or silent. ├──
+ConfigError               A setting, or a checkpoint's configuration, is wrong. ├── CheckpointError
+A checkpoint cannot be found, or its tensors do not match its configuration. ├── AudioFileError
+An audio file cannot be read or written. ├── CapacityError             No room now: rows, pages or
+the waiting queue are used up. └── EngineStoppedError        The engine, or the worker that owns it,
+has gone away.
 
-Each class has the HTTP status that a server answers with and the exit code of the command line. Messages are written
-for users: one line that says what to do, without a traceback, and without text or audio of the user's beyond the
-offending value. A message that names fields of the request is a `Template`, because clients have names of their own
-for some fields: the edge that talks to a client calls `renamed`.
+Each class has the HTTP status that a server answers with and the exit code of the command line.
+Messages are written for users: one line that says what to do, without a traceback, and without text
+or audio of the user's beyond the offending value. A message that names fields of the request is a
+`Template`, because clients have names of their own for some fields: the edge that talks to a client
+calls `renamed`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class Template:
-    """A message that names fields of a request: `Template("{max_frames} is {asked}; lower it", asked=9)`.
+    """A message that names fields of a request: `Template("{max_frames} is {asked}; lower it",
+    asked=9)`.
 
-    `text` has the form of `str.format`. A name in `values` stands for its value, `{param}` for the error's `param`, and
-    any other for the field of that name.
+    `text` has the form of `str.format`. A name in `values` stands for its value, `{param}` for the
+    error's `param`, and any other for the field of that name.
     """
 
     __slots__ = ("text", "values")
@@ -148,7 +150,9 @@ _REQUIREMENTS = {
 
 
 def requirement(problem: ErrorDetails) -> str:
-    """What `problem`, one of pydantic's, says of its field: "must be at least 1", to stand behind the field's name."""
+    """What `problem`, one of pydantic's, says of its field: "must be at least 1", to stand behind
+    the field's name.
+    """
     words = _REQUIREMENTS.get(problem["type"])
     if words is None:
         return f"is not valid: {problem['msg']}"

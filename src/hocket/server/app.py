@@ -83,7 +83,10 @@ def _framework_error(error: Exception, request: Request) -> HocketError:
 
 
 def _methods(path: str) -> list[str]:
-    """All methods of `path`; the framework knows those of the first of its routes only. Pages take GET."""
+    """All methods of `path`; the framework knows those of the first of its routes only.
+
+    Pages take GET.
+    """
     routes = (route for router in _ROUTERS for route in router.routes)
     here = [route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
     return sorted({method for route in here for method in route.methods or ()}) or ["GET"]

@@ -1,4 +1,6 @@
-"""Errors as clients of OpenAI's API know them: `{"error": {"message", "type", "param", "code"}}`, on every path."""
+"""Errors in the form of OpenAI's API, on every path: `{"error": {"message", "type", "param",
+"code"}}`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _LOG = logging.getLogger("hocket.server")
 
 
 class ErrorFields(TypedDict):
-    """What a client reads of an error."""
+    """An error as clients read it."""
 
     message: str
     type: str
@@ -28,7 +30,7 @@ class ErrorFields(TypedDict):
 
 
 class ApiError(HocketError):
-    """An error that only HTTP has."""
+    """An error of HTTP alone, with a status and code of its own."""
 
     def __init__(
         self,
@@ -46,13 +48,13 @@ class ApiError(HocketError):
 
 
 def error_fields(error: HocketError) -> ErrorFields:
-    """`error` as a client reads it."""
+    """The fields of `error` for a client."""
     status = error.http_status
     return {"message": str(error), "type": _type(status), "param": error.param, "code": error_code(error)}
 
 
 def error_response(error: HocketError) -> JSONResponse:
-    """The answer to a request that failed before its response began."""
+    """Response to a request that failed before its response began."""
     headers = {}
     retry_after = error.retry_after_seconds if isinstance(error, ApiError) else None
     if error.http_status == http.HTTPStatus.SERVICE_UNAVAILABLE and retry_after is None:
@@ -65,17 +67,20 @@ def error_response(error: HocketError) -> JSONResponse:
 
 
 def internal_error(error: Exception) -> ApiError:
-    """A mistake of Hocket's own: the log says where it happened, the client only that it did."""
+    """The error for a bug in Hocket.
+
+    The log says where it happened, the client learns only its type.
+    """
     calls = traceback.extract_tb(error.__traceback__)[-5:]
-    # Places, not texts: an exception may quote what the user wrote.
+    # Only file names and lines: an exception may quote the user's text.
     place = "<".join(f"{Path(call.filename).name}:{call.lineno}" for call in reversed(calls))
     _LOG.error("event=internal_error error=%s at=%s", type(error).__name__, place)
     return ApiError(500, f"internal error ({type(error).__name__}); the server's log says where", code="internal_error")
 
 
 def http_error(error: HTTPException, request: Request, methods: Sequence[str]) -> ApiError:
-    """The framework's own refusals, in our words: no route, wrong method (the path takes `methods`), a form that cannot
-    be read.
+    """Our error for one of the framework: no route, a wrong method (the path takes `methods`), an
+    unreadable form.
     """
     status = error.status_code
     if status == http.HTTPStatus.NOT_FOUND:
@@ -95,7 +100,7 @@ def _type(status: int) -> str:
 
 
 def error_code(error: HocketError) -> str:
-    """A word for programs."""
+    """The error's code, for programs."""
     if isinstance(error, ApiError):
         return error.code
     if isinstance(error, CapacityError):

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus. The engine's own numbers are read when somebody asks."""
+"""Metrics for Prometheus. The engine's own are read at each scrape."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hocket.worker.pool import WorkerStatus
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
-#: A listener hears a gap of this length.
+#: Shortest stall that a listener notices.
 _UNDERRUN_SECONDS = 0.1
 
 
 class Metrics:
-    """One registry for each app, so that several can live in a process."""
+    """The metrics of one app, in a registry of its own, so that a process can hold several apps."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -46,11 +46,11 @@ class Metrics:
         self._engine = Gauge("hocket_engine", "The engines' numbers", ["worker", "name"], registry=registry)
 
     def first_audio(self, seconds: float) -> None:
-        """A request's first audio is there, `seconds` after the request arrived."""
+        """Record the first audio of a request, `seconds` after its arrival."""
         self._first_audio.observe(seconds)
 
-    def piece_ended(self, reason: FinishReason, late_seconds: float, frames: int) -> None:
-        """The engine is done with a text."""
+    def segment_ended(self, reason: FinishReason, late_seconds: float, frames: int) -> None:
+        """Record the end of one text."""
         self._finishes.labels(reason).inc()
         self._lateness.observe(late_seconds)
         self._frames.inc(frames)
@@ -58,7 +58,7 @@ class Metrics:
             self._underruns.inc()
 
     def speech_ended(self, audio_seconds: float, taken_seconds: float) -> None:
-        """A request got all of its audio, or what there was of it."""
+        """Record the end of a request, whether it got all of its audio or not."""
         self._audio_seconds.inc(audio_seconds)
         if audio_seconds:
             self._rtf.observe(taken_seconds / audio_seconds)
@@ -72,7 +72,10 @@ class Metrics:
         workers: Sequence[WorkerStatus],
         stats: Sequence[Stats | None],
     ) -> bytes:
-        """Everything, in Prometheus' text format. `stats` are those of each worker, None while it has no engine."""
+        """All metrics in Prometheus' text format.
+
+        `stats` has an entry per worker, None while it has no engine.
+        """
         self._ready.set(ready)
         self._open.set(open_requests)
         self._refused.set(refused)

@@ -1,4 +1,4 @@
-"""What happens to every request before and after its route: id, API key, body, disconnect, log line, last resort."""
+"""Middleware around every request: id, API key, body, disconnects, log line, unexpected errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import http
 import logging
+import re
 import secrets
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -24,24 +25,24 @@ from hocket.server.settings import ServerSettings
 
 _LOG = logging.getLogger("hocket.request")
 _RECORD = "hocket.record"
-#: Everything else (health, metrics, documentation, the studio's page) says nothing about users.
+#: Other paths (health, metrics, documentation, the studio's page) say nothing about users and need
+#: no key.
 _GUARDED = "/v1/"
-#: Browsers, load balancers and Prometheus ask for these all day; their lines are for whoever debugs.
+#: Polled by browsers, load balancers and Prometheus; logged at DEBUG.
 _POLLED = ("/health", "/metrics", "/studio/")
-#: Requests that take one place: where there is none, they are refused before anything is read, parsed or looked up.
-_ONE_PLACE = {("POST", f"/v1/audio/{name}") for name in ("speech", "voices", "tokens/encode", "tokens/decode")}
-_LONGEST_ID = 128
+#: Requests that hold one slot. Without a free slot, they are refused before their body is read.
+_ONE_SLOT = {("POST", f"/v1/audio/{name}") for name in ("speech", "voices", "tokens/encode", "tokens/decode")}
 _CLOSE_POLICY_VIOLATION = 1008
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log line of a request says; routes fill in what they know."""
+    """The facts of a request's log line; routes fill in those that they know."""
 
     id: str
     method: str
     path: str
-    #: Whose limits apply: a digest of the API key, or the address where there are no keys.
+    #: Identity for limits: a digest of the API key, or the address where no keys are set.
     caller: str
     arrived: float = field(default_factory=time.perf_counter)
     status: int = 0
@@ -53,11 +54,11 @@ class RequestRecord:
 
     @property
     def age_seconds(self) -> float:
-        """Since the request arrived."""
+        """Seconds since the request arrived."""
         return time.perf_counter() - self.arrived
 
     def line(self) -> str:
-        """key=value pairs; nothing of it comes out of a user's text."""
+        """The log line, as key=value pairs without any user text."""
         first = "-" if self.first_audio_seconds is None else f"{1e3 * self.first_audio_seconds:.1f}"
         rtf = f"{self.age_seconds / self.audio_seconds:.3f}" if self.audio_seconds else "-"
         return (
@@ -68,7 +69,7 @@ class RequestRecord:
 
 
 def record_of(connection: HTTPConnection) -> RequestRecord:
-    """The record of the request that `connection` is."""
+    """The record of the request on `connection`."""
     record = connection.scope[_RECORD]
     assert isinstance(record, RequestRecord)
     return record
@@ -77,9 +78,9 @@ def record_of(connection: HTTPConnection) -> RequestRecord:
 class RequestMiddleware:
     """ASGI middleware around the whole app.
 
-    The body is read here, whole and bounded, so that from then on the connection can be watched: when the client
-    goes away, whatever the request was waiting for is cancelled, and every `async with` on the way gives back what it
-    holds. Nothing else in the server has to think of disconnects.
+    The body is read here, whole and bounded, so that the connection can be watched from then on.
+    When the client goes away, the request's task is cancelled, and every `async with` in it
+    releases what it holds. No other part of the server handles disconnects.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
@@ -115,20 +116,20 @@ class RequestMiddleware:
 
         try:
             self._check_key(connection)
-            place = _Place(connection, record)
-            place.check()
+            slot = _Slot(connection, record)
+            slot.check()
             body = await self._read(connection, receive)
             if body is None:
                 record.reason = "disconnected"
                 return
-            with place.held():
+            with slot.held():
                 await self._answer(connection.scope, body, receive, watched_send, record)
         except HocketError as error:
             record.reason = error_code(error)
             await error_response(error)(connection.scope, receive, watched_send)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send, record: RequestRecord) -> None:
-        """Let the app answer, for as long as the client is there."""
+        """Run the app until it has answered or the client has disconnected."""
         task = asyncio.create_task(self._respond(scope, body, send, record))
         watch = asyncio.create_task(_disconnected(receive))
         try:
@@ -146,23 +147,23 @@ class RequestMiddleware:
         async def receive() -> Message:
             if unread:
                 return unread.pop()
-            return await asyncio.get_running_loop().create_future()  # until this task is cancelled
+            return await asyncio.get_running_loop().create_future()  # waits until this task is cancelled
 
         try:
             await self._app(scope, receive, send)
         except Exception as error:
             problem = internal_error(error)
             record.reason = problem.code
-            if not record.status:  # nothing was sent; otherwise the connection just ends, which a client notices
+            if not record.status:  # once a response has begun, the connection ends early, which clients notice
                 await error_response(problem)(scope, receive, send)
 
     async def _read(self, connection: HTTPConnection, receive: Receive) -> bytes | None:
-        """The body, or None when the client has gone away. Raises ApiError."""
-        most = self._settings.max_body_bytes
+        """The body, or None after a disconnect. Raises ApiError."""
+        max_bytes = self._settings.max_body_bytes
         announced = connection.headers.get("content-length", "")
-        if announced.isdigit() and int(announced[:20]) > most:
-            raise _too_large(most)
-        pieces: list[bytes] = []
+        if announced.isdigit() and int(announced[:20]) > max_bytes:
+            raise _too_large(max_bytes)
+        parts: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(self._settings.body_seconds):
@@ -170,12 +171,12 @@ class RequestMiddleware:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    if size > most:
-                        raise _too_large(most)
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > max_bytes:
+                        raise _too_large(max_bytes)
                     if not message.get("more_body", False):
-                        return b"".join(pieces)
+                        return b"".join(parts)
         except TimeoutError:
             seconds = self._settings.body_seconds
             raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_timeout") from None
@@ -194,7 +195,7 @@ class RequestMiddleware:
         if not self._keys or not connection.scope["path"].startswith(_GUARDED):
             return
         given = _given_key(connection).encode()
-        # Every key is compared, each in constant time, so that the time taken says nothing.
+        # All keys are compared, each in constant time, so that timing leaks nothing.
         if not sum(hmac.compare_digest(given, key) for key in self._keys):
             how = "send 'Authorization: Bearer KEY'"
             what = "this is not a valid API key" if given else "an API key is needed"
@@ -206,27 +207,27 @@ class RequestMiddleware:
         return connection.client.host if connection.client else "local"
 
 
-class _Place:
-    """What a request takes of the server's room: one place, for the routes in `_ONE_PLACE`.
+class _Slot:
+    """The admission slot of a request on a route in `_ONE_SLOT`.
 
-    It is taken before any other task has a turn, so that of many that come at once those that find none are refused
-    first, and the others worked on after that. Others take none here: batches and sockets take theirs as they go.
+    It is taken before any other task runs, so that in a burst the requests without a slot are
+    refused first. Other routes hold none here: batches and sockets take slots as they go.
     """
 
     def __init__(self, connection: HTTPConnection, record: RequestRecord) -> None:
         """Raises EngineStoppedError."""
         self._admission: Admission | None = None
-        if (record.method, connection.scope["path"]) in _ONE_PLACE:
+        if (record.method, connection.scope["path"]) in _ONE_SLOT:
             services = services_of(connection)
             self._admission, self._caller, self._rows = services.admission, record.caller, services.client.info.rows
 
     def check(self) -> None:
-        """Raises ApiError where there is none."""
+        """Raises ApiError where none is free."""
         if self._admission is not None:
             self._admission.check(self._caller, self._rows)
 
     def held(self) -> AbstractContextManager[None]:
-        """Entering it raises ApiError where there is none any more."""
+        """Hold the slot. Entering raises ApiError where none is free any more."""
         return nullcontext() if self._admission is None else self._admission.slot(self._caller, self._rows)
 
 
@@ -238,15 +239,15 @@ def _given_key(connection: HTTPConnection) -> str:
     scheme, _, key = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    # A browser cannot set headers on a WebSocket.
+    # Browsers cannot set headers on a WebSocket.
     return connection.query_params.get("api_key", "") if connection.scope["type"] == "websocket" else ""
 
 
 def _request_id(connection: HTTPConnection) -> str:
-    """The client's own, if it is plain, so that both logs can be joined; else a new one."""
+    """The client's own id if it is plain, so that both logs can be joined; else a new one."""
     given = connection.headers.get("x-request-id", "")
-    plain = 0 < len(given) <= _LONGEST_ID and given.isascii() and given.replace("-", "").replace("_", "").isalnum()
-    return given if plain else f"req-{secrets.token_hex(8)}"
+    is_plain = re.fullmatch(r"[A-Za-z0-9_-]{1,128}", given) is not None
+    return given if is_plain else f"req-{secrets.token_hex(8)}"
 
 
 def _log_safe(path: str) -> str:
@@ -254,8 +255,8 @@ def _log_safe(path: str) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """The route's pattern, not the path: paths are the client's choice and would fill the metrics."""
-    if (scope["method"], scope["path"]) in _ONE_PLACE:  # a refused one has met no route
+    """The route's pattern. Clients choose paths freely, so a label per path would have no bound."""
+    if (scope["method"], scope["path"]) in _ONE_SLOT:  # a refused request has reached no route
         return str(scope["path"])
     return getattr(scope.get("route"), "path", "none")
 

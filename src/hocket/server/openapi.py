@@ -1,4 +1,4 @@
-"""How the OpenAPI document shows bodies that routes read themselves, and errors."""
+"""Parts of the OpenAPI document: bodies that routes read themselves, and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from hocket.server.schemas import Body
 
-#: What every route may answer besides.
+#: Error responses of every route.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     for status, text in {
@@ -27,12 +27,12 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-#: How the document refers to a model.
+#: Reference to a model within the document.
 _REF = "#/components/schemas/{model}"
 
 
 class ErrorFields(BaseModel):
-    """What went wrong."""
+    """The error of a request."""
 
     message: str
     type: str
@@ -41,19 +41,21 @@ class ErrorFields(BaseModel):
 
 
 class Error(BaseModel):
-    """Every answer that is none of 2xx."""
+    """Body of every response other than 2xx."""
 
     error: ErrorFields
 
 
 def json_body(model: type[Body]) -> dict[str, Any]:
-    """The OpenAPI text of a route that reads its own body."""
+    """OpenAPI entry of a route that reads its body itself, as `model`."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def document_models(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
-    """Add what `json_body` and `ERROR_RESPONSES` refer to, to the OpenAPI document of `app`."""
+    """Add the schemas that `json_body` and `ERROR_RESPONSES` refer to, to the OpenAPI document of
+    `app`.
+    """
     framework = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Loads a `settings.Profile` from a profile file, `--set` and flags, and remembers the origin of every value.
+"""Loads a `settings.Profile` from a profile file, `--set` and flags, and remembers the origin of
+every value.
 
-A profile file is YAML with the keys of `settings.Profile` and, if it builds on another, `extends: NAME or FILE`. The
-folder `profiles/` beside this module holds those that ship with Hocket. Later layers win: built-in values, the file's
-bases, the file, environment, `--set`, flags.
+A profile file is YAML with the keys of `settings.Profile` and, if it builds on another, `extends:
+NAME or FILE`. The folder `profiles/` beside this module holds those that ship with Hocket. Later
+layers win: built-in values, the file's bases, the file, environment, `--set`, flags.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from hocket.errors import ConfigError, requirement
 from hocket.server.settings import Profile
 
 _FOLDER = Path(__file__).parent / "profiles"
-#: Secrets, which nothing prints.
+#: Secrets, which are never printed.
 _HIDDEN = "server.api_keys"
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Values by dotted key, and what to call their origin in messages."""
+    """Values by dotted key, and the name of their origin for messages."""
 
     origin: str
     values: Mapping[str, object]
@@ -35,20 +36,23 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedProfile:
-    """A profile, and the origin of every value by dotted key."""
+    """A profile and the origin of every value, by dotted key."""
 
     profile: Profile
     origins: Mapping[str, str]
 
     def table(self) -> str:
-        """One line for each setting: key, value, origin."""
+        """A line for each setting: key, value, origin."""
         rows = [(key, _shown(key, value), self.origins[key]) for key, value in _leaves(self.profile)]
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
         return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  # {origin}" for key, value, origin in rows)
 
 
 def load_profile(name: str, *layers: Layer) -> LoadedProfile:
-    """The shipped profile called `name`, or the file of that name, under `layers`. Raises ConfigError."""
+    """The shipped profile called `name`, or the file of that name, under `layers`.
+
+    Raises ConfigError.
+    """
     values: dict[str, object] = {}
     origins = dict.fromkeys((key for key, _ in _leaves(Profile())), "built in")
     for layer in [*_chain(name, ()), *layers]:
@@ -152,7 +156,7 @@ def _guess(key: str, known: Mapping[str, str]) -> str:
 
 def _refusal(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     problem = error.errors()[0]
-    key = ".".join(part for part in problem["loc"] if isinstance(part, str))  # numbers are places in a list
+    key = ".".join(part for part in problem["loc"] if isinstance(part, str))  # numbers are indices of a list
     origin = f" ({origins[key]})" if key in origins else ""
     if problem["type"] == "value_error":
         return ConfigError(f"{key}{origin}: {requirement(problem)}", param=key)

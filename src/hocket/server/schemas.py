@@ -1,4 +1,6 @@
-"""What clients send, checked before anything else happens. Every refusal names the field as the client wrote it."""
+"""Request bodies: they are validated before anything else happens, and errors name fields as the
+client does.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _ENGINE_NAMES = {
     "min_frames": "min_new_tokens",
 }
 
-#: Letters, digits, and signs with a name that is read aloud, such as + and $. Emoji are not among them.
+#: Unicode categories that can be spoken: letters, digits, and signs such as + and $, but no emoji.
 _SPOKEN_CATEGORIES = ("L", "N", "Sm", "Sc")
 
 Line = Annotated[str, Field(max_length=256)]
@@ -51,7 +53,7 @@ PositiveMass = Annotated[Mass, Field(gt=0.0)]
 
 
 class Body(BaseModel):
-    """Base of request bodies: JSON types as they are ("7" is no number), unknown fields refused."""
+    """Base of request bodies: strict JSON types ("7" is not a number), no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -60,56 +62,57 @@ class Body(BaseModel):
 
     @property
     def client_names(self) -> dict[str, str]:
-        """The client's names of fields, by the engine's names and by ours; for `InvalidRequestError.renamed`."""
+        """The client's names of fields, by the engine's names and by ours."""
         return self._given | {name: self._given.get(ours, ours) for name, ours in _ENGINE_NAMES.items()}
 
 
 class VoiceId(Body):
-    """How OpenAI's clients name a voice of their own."""
+    """OpenAI's form of a custom voice."""
 
     id: Line
 
 
 class VoiceFields(Body, SamplingFields):
-    """Who speaks, and how; the same for every piece of a text."""
+    """Voice, sampling and length; the same for all segments of a text."""
 
-    #: One of /v1/models; absent: the one that is served.
+    #: One of /v1/models; absent: the served model.
     model: Line | None = None
-    #: One of /v1/audio/voices. An inline reference goes before it.
+    #: One of /v1/audio/voices. An inline reference takes precedence.
     voice: Line | VoiceId | None = None
     response_format: ResponseFormat | None = None
-    #: Times the natural pace, at the same pitch.
+    #: Speaking rate relative to the natural one, at the same pitch.
     speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] = 1.0
     instructions: Paragraph | None = None
-    #: English name, such as "English". "Auto", however it is spelt, is read as none: that leaves it to the model.
+    #: English name, such as "English". "Auto", in any case, means none: the model decides.
     language: Line | None = None
-    #: data: or http(s): or file: address of a recording, or the name of an uploaded voice.
+    #: data:, http(s): or file: URL of a recording, or the name of an uploaded voice.
     reference_audio: str | None = None
-    #: Its words: the speech then continues the recording.
+    #: Transcript of the reference; with it, the speech continues the recording.
     reference_text: Paragraph | None = None
-    #: Use the recording's sound alone, whatever `reference_text` says.
+    #: Use the sound of the recording only and ignore `reference_text`.
     x_vector_only_mode: bool | None = None
-    #: What the request is meant to be; checked, it changes nothing.
+    #: Intended use of the checkpoint. It is checked and has no other effect.
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = None
     top_p: PositiveMass | None = None
     predictor_top_p: PositiveMass | None = None
-    #: Whether the model reads a token of the text per frame, or all of it up front; refused where it has no choice.
+    #: Whether the model reads a text token per frame or the whole text up front; other models
+    #: refuse it.
     streaming_text: bool | None = None
-    #: Most frames of speech (12.5 a second).
+    #: Maximum number of frames (12.5 a second).
     max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    #: Frames before which the model may not stop.
+    #: Minimum number of frames before the model may stop.
     min_new_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    #: Wanted length in frames.
+    #: Target length in frames.
     tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling fields, for the engine."""
+        """The sampling fields as the engine takes them."""
         return Sampling(**self.model_dump(include=set(SamplingFields.model_fields)))
 
     @property
     def voice_name(self) -> str | None:
-        """`voice`, in whichever form it came."""
+        """Name of the voice, from either form of `voice`."""
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
     @field_validator("instructions", "language", "reference_text", "reference_audio")
@@ -123,14 +126,14 @@ class VoiceFields(Body, SamplingFields):
         return None if value is not None and value.lower() == "auto" else value
 
     @model_validator(mode="after")
-    def _least_is_not_above_most(self) -> VoiceFields:
-        least, most = self.min_new_tokens, self.max_new_tokens
-        if least is not None and most is not None and least > most:
+    def _min_is_not_above_max(self) -> VoiceFields:
+        min_frames, max_frames = self.min_new_tokens, self.max_new_tokens
+        if min_frames is not None and max_frames is not None and min_frames > max_frames:
             raise _conflict(
                 "min_new_tokens",
-                "{param}: {least} is above {max_new_tokens}, which is {most}; lower it",
-                least=least,
-                most=most,
+                "{param}: {min_frames} is above {max_new_tokens}, which is {max_frames}; lower it",
+                min_frames=min_frames,
+                max_frames=max_frames,
             )
         return self
 
@@ -151,11 +154,11 @@ class SpeechBody(VoiceFields):
     """POST /v1/audio/speech."""
 
     input: str
-    #: The same seed and request give the same speech; absent: drawn, and reported in X-Seed.
+    #: The same seed and request give the same speech; absent: one is drawn and reported in X-Seed.
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    #: "audio": encoded bytes as they are made. "sse": OpenAI's speech.audio events.
+    #: "audio": encoded bytes as they are generated. "sse": OpenAI's speech.audio events.
     stream_format: Literal["audio", "sse"] | None = None
-    #: false: one answer with exact sizes. true without stream_format: sse, as vLLM-Omni has it.
+    #: false: one response with exact sizes. true without stream_format: sse, as in vLLM-Omni.
     stream: bool | None = None
 
     @field_validator("input")
@@ -178,8 +181,10 @@ class SpeechBody(VoiceFields):
 
 
 class BatchBody(VoiceFields):
-    """POST /v1/audio/speech/batch: `items` are speech requests; the other fields are what they take where theirs is
-    absent. Items are checked one by one, so that a bad one does not spoil the rest.
+    """POST /v1/audio/speech/batch: `items` are speech requests, the other fields are defaults for
+    them.
+
+    Items are validated one by one, so that a bad one does not fail the others.
     """
 
     items: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -195,7 +200,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def check_text(text: str) -> str:
-    """`text`, if it can be spoken; ValueError says what is wrong with it."""
+    """`text` if it can be spoken. Raises ValueError."""
     if not _without_nul(text):
         raise ValueError("is empty; give at least one word")
     if not any(unicodedata.category(character).startswith(_SPOKEN_CATEGORIES) for character in text):
@@ -204,7 +209,7 @@ def check_text(text: str) -> str:
 
 
 async def json_document(request: Request) -> dict[str, Any]:
-    """The object that a client sent. Raises ApiError, InvalidRequestError."""
+    """The JSON object in the body of `request`. Raises ApiError, InvalidRequestError."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         what = f"is {media_type[:100]!r}" if media_type else "is missing"
@@ -213,7 +218,7 @@ async def json_document(request: Request) -> dict[str, Any]:
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
-    """The object in a request's body. Raises InvalidRequestError."""
+    """The JSON object in `raw`. Raises InvalidRequestError."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -225,7 +230,10 @@ def read_json(raw: bytes) -> dict[str, Any]:
 
 
 def read_body(model: type[AnyBody], document: dict[str, Any], settings: ServerSettings) -> AnyBody:
-    """`document` as a `model`. Raises InvalidRequestError that names the field at fault."""
+    """`document` validated as a `model`.
+
+    Raises InvalidRequestError with the client's name of the field at fault.
+    """
     given: dict[str, str] = {}
     fields: dict[str, Any] = {}
     for name, value in document.items():
@@ -251,7 +259,7 @@ def read_body(model: type[AnyBody], document: dict[str, Any], settings: ServerSe
 
 
 def _conflict(param: str, message: str, **values: int) -> InvalidRequestError:
-    """A rule between fields is broken; pydantic lets the error through."""
+    """Error for fields that contradict each other; pydantic passes it through."""
     return InvalidRequestError(Template(message, **values), param=param)
 
 
@@ -275,7 +283,7 @@ def _without_nul(text: str | None) -> str:
 
 
 def _printable(name: str) -> str:
-    """The client's own name for a field: half a surrogate pair could not be sent back."""
+    """The client's name of a field, without lone surrogates, which could not be sent back."""
     return name[:100].encode(errors="backslashreplace").decode()
 
 

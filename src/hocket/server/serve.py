@@ -1,4 +1,4 @@
-"""`hocket serve`: the engine's worker, the app and uvicorn, from start to drained end."""
+"""`hocket serve`: runs the workers, the app and uvicorn, from start to drained end."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from hocket.worker.pool import EnginePool
 
 _LOG = logging.getLogger("hocket.server")
 
-#: Connections that have nothing open are closed at the end, and get this long for it.
+#: Time that idle connections get to close at the end.
 _CLOSE_SECONDS = 5
 _BACKLOG = 2048
 _MIB = 2**20
 
 
 def serve(profile: Profile, home: Path) -> None:
-    """Serve until SIGTERM or Ctrl-C; what must survive a restart is kept in `home`.
+    """Serve until SIGTERM or Ctrl-C. Data that must survive a restart is kept in `home`.
 
-    Raises ConfigError, CheckpointError for what keeps it from starting.
+    Raises ConfigError, CheckpointError when it cannot start.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for name in ("httpx", "httpcore"):  # they log addresses, which users give
+    for name in ("httpx", "httpcore"):  # they log URLs, which are the users'
         logging.getLogger(name).setLevel(logging.WARNING)
     listener = _listen(profile.server)
     try:
@@ -49,7 +49,7 @@ def serve(profile: Profile, home: Path) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to `_serve`, which drains the engine before it closes connections."""
+    """uvicorn without signal handlers: `_serve` drains the engine before connections close."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -86,14 +86,14 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
 
 
 async def _drain(services: Services, pool: EnginePool) -> None:
-    """Requests first: one of several pieces asks the engine for the next when the last is done."""
+    """Drain requests before the engine: a request of several segments submits them one by one."""
     seconds = services.settings.drain_seconds
     in_time = await services.admission.drain(seconds)
     await pool.drain(seconds if in_time else 0.0)
 
 
 async def _end_on_signal(services: Services, pool: EnginePool, server: uvicorn.Server) -> None:
-    """At the first signal, let open requests finish; at the second, leave at once."""
+    """Let open requests finish after the first signal, stop at once after the second."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,7 +110,7 @@ async def _end_on_signal(services: Services, pool: EnginePool, server: uvicorn.S
 
 
 def uvicorn_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
-    """uvicorn around `app`, which `settings` made; whoever runs it deals with signals."""
+    """uvicorn around `app`, which was made with `settings`. The caller handles signals."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -118,7 +118,8 @@ def uvicorn_server(app: FastAPI, settings: ServerSettings) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         lifespan="off",
-        # uvicorn's other parser is faster, but sends chunks to HTTP/1.0 clients and takes headers without end.
+        # uvicorn's other parser is faster, but sends chunks to HTTP/1.0 clients and has no limit
+        # for headers.
         http="h11",
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,
@@ -145,7 +146,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def _plan(profile: Profile, plan: MemoryPlan) -> list[str]:
-    """What is about to be loaded, and the memory that it will take."""
+    """Lines about the model to be loaded and the memory that it will take."""
     parts = {
         "weights": plan.weight_bytes,
         "K/V": plan.kv_bytes,
@@ -165,7 +166,7 @@ def _plan(profile: Profile, plan: MemoryPlan) -> list[str]:
 
 
 def _devices(profile: Profile) -> str:
-    """Those of all engines, and their codecs'."""
+    """Devices of all engines and of their codecs."""
     last = (profile.gpus or 1) - 1
     devices = f"cuda:0 to cuda:{last}" if last else profile.engine_specs[0].device
     codec = profile.engine.codec_device

@@ -24,7 +24,7 @@ from hocket.worker.stream import SpeechStream
 
 
 class SpeechClient(Protocol):
-    """What the server asks of `hocket.worker.pool.EnginePool`, which says what each call does."""
+    """The server's view of `hocket.worker.pool.EnginePool`, which documents each call."""
 
     @property
     def state(self) -> State: ...
@@ -40,43 +40,50 @@ class SpeechClient(Protocol):
     async def stats(self) -> Sequence[Stats | None]: ...
 
 
-#: Where neither the settings nor the model say how long a piece of a text may be.
+#: Default where neither the settings nor the model limit the length of a segment.
 _SEGMENT_CHARACTERS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One of each for a server."""
+    """The parts of one server."""
 
     client: SpeechClient
     settings: ServerSettings
     voices: VoiceStore
     admission: Admission
     metrics: Metrics
-    #: What the model is called in /v1/models.
+    #: Name of the model in /v1/models.
     model_name: str
 
     @property
     def state(self) -> State:
-        """Of the whole: the engine's, or `draining` while this front end takes no new requests."""
+        """State of the server: the engine's, or `draining` while this front end takes no new
+        requests.
+        """
         state = self.client.state
         return "draining" if self.admission.draining and state == "ready" else state
 
     @property
     def segment_characters(self) -> int:
-        """Longer texts are split. Raises EngineStoppedError while there is no engine, whose model has a say."""
+        """Longest segment of a text.
+
+        Raises EngineStoppedError while there is no engine, as the model may set it.
+        """
         return self.settings.segment_characters or self.client.info.segment_characters or _SEGMENT_CHARACTERS
 
 
 def services_of(connection: HTTPConnection) -> Services:
-    """The services of the app that `connection` came to."""
+    """The services of the app that serves `connection`."""
     services = connection.app.state.services
     assert isinstance(services, Services)
     return services
 
 
 class PlainRoute(APIRoute):
-    """Its endpoint takes the request and returns the answer, so FastAPI has nothing to work out for it."""
+    """A route whose endpoint takes the request and returns the response, so that FastAPI resolves
+    no parameters.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint

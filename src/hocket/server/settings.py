@@ -1,4 +1,6 @@
-"""What a server is told: one frozen tree of settings, which profiles fill (see `profiles.py`)."""
+"""The settings of a server: one frozen tree, `Profile`, which `profiles.py` loads from files and
+flags.
+"""
 
 from __future__ import annotations
 
@@ -15,92 +17,97 @@ ResponseFormat = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 
 
 class FetchPolicy(StrictModel):
-    """What may be opened for a request, and for how long."""
+    """Which recordings the server opens for a request, and for how long it tries."""
 
-    #: http: and https: at all.
+    #: Whether http: and https: URLs are fetched.
     allow_urls: bool = True
-    #: Also at addresses that are not public: loopback, private, link-local (the metadata services of clouds) ...
+    #: Whether that includes addresses that are not public: loopback, private, link-local (the
+    #: metadata services of clouds) ...
     allow_private: bool = False
-    #: The folder in which `file:` URLs and paths may lie. None: no files.
+    #: Folder of the files that `file:` URLs and paths may name. None: no files.
     files_folder: Path | None = None
-    #: Of the recording, in a file, a URI or an answer, unpacked.
+    #: Largest recording in a file, a URI or a response, after decompression.
     max_bytes: PositiveInt = 64 * 2**20
     connect_seconds: PositiveFloat = 5.0
-    #: From the resolution of the first host to the last byte.
+    #: Time limit from the resolution of the first host to the last byte.
     total_seconds: PositiveFloat = 10.0
     max_redirects: Annotated[int, Field(ge=0, le=20)] = 3
 
 
 class ServerSettings(StrictModel):
-    """How the HTTP side behaves."""
+    """Settings of the HTTP side."""
 
     host: str = "127.0.0.1"
-    #: 0 takes any free port; the ready line names it.
+    #: 0 takes any free port, which the `address` line names.
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    #: Any of these opens /v1. None: everybody may.
+    #: Accepted API keys; empty disables authentication.
     api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
-    #: What the model is called in /v1/models; None: its folder or hub id, `hocket-mini` for the built-in one.
+    #: Name of the model in /v1/models. None: its folder or hub id, `hocket-mini` for the built-in
+    #: one.
     model_name: str | None = None
-    #: Further names that requests may give, so that programs written for another service run unchanged.
+    #: Further names that requests may give, so that programs written for other services run
+    #: unchanged.
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-    #: Where a request names none. OpenAI's default is mp3.
+    #: Format for requests that name none. OpenAI's default is mp3.
     response_format: ResponseFormat = "mp3"
-    #: Unknown fields of a request are an error; otherwise they are ignored.
+    #: Whether unknown fields of a request are an error. False: they are ignored.
     strict_fields: bool = True
 
-    #: Of the input of one request.
+    #: Longest input of one request.
     max_characters: PositiveInt = 10_000
-    #: Longer texts are split at sentences. None: what the model says of itself, else 400, half a minute of speech.
+    #: Longer texts are split at sentences. None: the model's own limit, else 400, half a minute of
+    #: speech.
     segment_characters: Annotated[int, Field(ge=20)] | None = None
-    #: Silence between the pieces of a split text.
+    #: Silence between the segments of a split text.
     segment_pause_ms: NonNegativeFloat = 150.0
     batch_items: PositiveInt = 64
-    #: Items of one batch that are spoken at the same time.
+    #: Items of one batch that are spoken concurrently.
     batch_concurrency: PositiveInt = 8
 
-    #: Of the body of a request, and of one message on a WebSocket.
+    #: Largest body of a request, and largest message on a WebSocket.
     max_body_bytes: PositiveInt = 32 * 2**20
-    #: A body that takes longer to arrive is given up.
+    #: Time limit for the arrival of a body.
     body_seconds: PositiveFloat = 60.0
-    #: Requests beyond the engine's rows that may wait; more are refused.
+    #: Requests that may wait beyond the engine's rows; more are refused.
     max_queue: Annotated[int, Field(ge=0)] = 64
-    #: Open requests of one API key, or of one address where no keys are set. None: any number.
+    #: Open requests per API key, or per address where no keys are set. None: any number.
     max_open_per_key: PositiveInt | None = None
-    #: A request whose audio has not begun by then is refused.
+    #: Time limit for the first audio of a request.
     first_audio_seconds: PositiveFloat = 60.0
-    #: The whole of a request, its listener's pace included.
+    #: Time limit for a whole request, however slowly its client reads.
     request_seconds: PositiveFloat = 1800.0
-    #: A listener that takes nothing for this long has gone.
+    #: A client that reads nothing for this long is taken for gone.
     stall_seconds: PositiveFloat = 60.0
-    #: A WebSocket on which nobody says anything for this long is closed.
+    #: A WebSocket without messages for this long is closed.
     socket_idle_seconds: PositiveFloat = 300.0
-    #: Audio of one request that may wait for its listener: 64 MiB are 175 s of 48 kHz stereo.
+    #: Audio of one request that may wait for its client: 64 MiB are 175 s of 48 kHz stereo.
     buffer_bytes: PositiveInt = 64 * 2**20
-    #: After SIGTERM, open requests may go on for this long.
+    #: Time for open requests to finish after SIGTERM.
     drain_seconds: NonNegativeFloat = 30.0
 
-    #: Where uploaded voices are kept. None: `voices` in Hocket's folder.
+    #: Folder of uploaded voices. None: `voices` in Hocket's folder.
     voices_folder: Path | None = None
-    #: Of audio in a request to the codec.
+    #: Longest audio in a request to the codec.
     max_codec_seconds: PositiveFloat = 600.0
     max_voice_bytes: PositiveInt = 10 * 2**20
-    #: Which recordings may be fetched for a request, and how.
+    #: Which recordings the server fetches for a request, and how.
     fetch: FetchPolicy = FetchPolicy()
 
 
 class Profile(StrictModel):
-    """Everything that `hocket serve` runs with."""
+    """All settings of `hocket serve`."""
 
     #: Checkpoint folder or hub id; None: the built-in model.
     model: str | None = None
     codec: str | None = None
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    #: GPUs that the engines are spread over, from `cuda:0` on; `device` must be `cuda`. None: all are on `device`.
+    #: GPUs to spread the engines over, from `cuda:0` on; `device` must be `cuda`. None: all are on
+    #: `device`.
     gpus: PositiveInt | None = None
-    #: Engines, each with `engine`'s rows in a process of its own, behind the one HTTP process: a multiple of `gpus`.
-    #: None: one on each GPU.
+    #: Engines behind the one HTTP process, each with `engine`'s rows in a process of its own; a
+    #: multiple of `gpus`. None: one on each GPU.
     workers: Annotated[int, Field(ge=1, le=256)] | None = None
     engine: EngineConfig = EngineConfig()
     server: ServerSettings = ServerSettings()
@@ -131,7 +138,7 @@ class Profile(StrictModel):
 
     @property
     def engine_specs(self) -> list[EngineSpec]:
-        """What each worker loads."""
+        """One spec for each worker."""
         return [
             EngineSpec(
                 model=self.model,

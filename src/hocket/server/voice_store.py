@@ -1,13 +1,14 @@
-"""Named voices: those that come with the model, and uploaded ones, each in one file that is replaced atomically.
+"""Named voices: the built-in ones, and uploaded ones, each in one file that is replaced atomically.
 
-An upload is `draft` (everything that can be checked without the model), the model's encoder, `save`:
+An upload takes `draft` (all checks that need no model), the model's encoder, and `save`:
 
     draft = store.draft("anna", recording, transcript=words, sample_rate=48000, channels=2, limits=limits)
     voice = store.save(draft, codes_of(draft.recording), codec="moss")
 
-`save` takes codes, so whatever fails on the way leaves an old voice as it was. A file is replaced by a rename: readers
-in this and other processes see the old voice or the new one, and of two uploads under one name the later wins. There is
-no state in memory, nothing to reload, and all methods may be called from any thread.
+`save` takes codes, so that a failure on the way leaves the old voice as it was. A file is replaced
+by a rename: readers in this and other processes see the old voice or the new one, and the later of
+two uploads under one name wins. There is no state in memory, and all methods may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ _SUFFIX = ".voice"
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A voice in a list."""
+    """An entry in the list of voices."""
 
     name: str
     kind: Literal["builtin", "uploaded", "broken"]
     description: str = ""
     transcript: str | None = None
-    #: Length of the recording, where there is one.
+    #: Length of the recording, if there is one.
     seconds: float | None = None
-    #: There is something to listen to.
+    #: Whether there is a recording to listen to.
     preview: bool = False
     #: Seconds since 1970.
     created: int | None = None
@@ -61,7 +62,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class VoiceDraft:
-    """A checked upload that lacks its codes."""
+    """A checked upload without its codes."""
 
     name: str
     description: str
@@ -71,17 +72,17 @@ class VoiceDraft:
 
 
 class _DamagedError(Exception):
-    """A file does not hold a voice; the message says why."""
+    """The file holds no voice; the message has the reason."""
 
 
-class _Facts(StrictModel):
-    """What is stored beside codes and recording."""
+class _Metadata(StrictModel):
+    """The metadata stored beside codes and recording."""
 
     description: str
     transcript: str | None
     created: int
     seconds: float | None
-    #: Whose codes they are: the codes of one codec are noise to another.
+    #: Id of the codec: the codes of one codec are noise to another.
     codec: str
 
 
@@ -110,40 +111,45 @@ class VoiceStore:
         self._max_recording_bytes = max_recording_bytes
 
     def listed(self) -> list[Voice]:
-        """All voices by name, the builtin ones first, broken ones among the uploaded."""
+        """All voices by name, the built-in ones first, broken ones among the uploaded."""
         builtin = [_builtin_entry(name, voice) for name, voice in self._builtin.items()]
         return builtin + sorted((self._stored(path) for path in self._paths()), key=lambda voice: voice.name)
 
     def reference(self, name: str, *, codec: str | None) -> tuple[Reference, str | None]:
-        """What a model whose codec is `codec` clones of an upload (None: it wants no codes), and the words of it.
+        """Reference and transcript of an upload, for a model whose codec is `codec` (None: it takes
+        no codes).
 
-        Codes where they are this codec's, else the recording. Raises InvalidRequestError (`voice`): unknown, broken, or
-        codes of another codec and no recording.
+        The reference is the codes if they are this codec's, else the recording. Raises
+        InvalidRequestError (`voice`) for a voice that is unknown, broken, or has codes of another
+        codec only.
         """
         name = voice_name(name, param="voice")
-        with self._opened(name, "voice") as (facts, file):
-            if codec is not None and facts.codec == codec:
-                return _codes(file), facts.transcript
-            if facts.seconds is None:
+        with self._opened(name, "voice") as (metadata, file):
+            if codec is not None and metadata.codec == codec:
+                return _codes(file), metadata.transcript
+            if metadata.seconds is None:
                 raise InvalidRequestError(
                     f"the voice {name!r} consists of codes of another model; upload it again", param="voice"
                 )
-            return _recording(facts, file), facts.transcript
+            return _recording(metadata, file), metadata.transcript
 
     def builtin(self, name: str) -> BuiltinVoice | None:
-        """The voice that comes with the model; None for any other name. Nothing is read from the disk.
+        """The built-in voice called `name`, or None. Reads nothing from disk.
 
         Raises InvalidRequestError (`name`).
         """
         return self._builtin.get(voice_name(name))
 
     def preview(self, name: str) -> bytes:
-        """The recording of an uploaded voice as it is cloned, as a wav file. Raises InvalidRequestError (`name`)."""
+        """The recording of an uploaded voice, as a wav file.
+
+        Raises InvalidRequestError (`name`).
+        """
         name = voice_name(name)
         recording = None
         if name not in self._builtin:
-            with self._opened(name, "name") as (facts, file):
-                recording = None if facts.seconds is None else _recording(facts, file)
+            with self._opened(name, "name") as (metadata, file):
+                recording = None if metadata.seconds is None else _recording(metadata, file)
         if recording is None:
             raise VoiceNotFoundError(f"the voice {name!r} has no recording to listen to", param="name")
         return encode_audio(FORMATS[".wav"], recording.samples, recording.sample_rate)
@@ -160,10 +166,11 @@ class VoiceStore:
         description: str = "",
         transcript: str | None = None,
     ) -> VoiceDraft:
-        """Check an upload and bring its recording (None: codes are uploaded) to the codec's rate and channels.
+        """Check an upload and bring its recording (None: codes are uploaded) to the codec's rate
+        and channels.
 
-        Decodes: takes up to 0.3 s for a minute of audio. Raises InvalidRequestError, ReferenceAudioError, naming
-        `name`, `audio_sample`, `ref_text` or `speaker_description`.
+        Decodes: takes up to 0.3 s for a minute of audio. Raises InvalidRequestError,
+        ReferenceAudioError, naming `name`, `audio_sample`, `ref_text` or `speaker_description`.
         """
         name = self._free_name(name)
         _check_words(description, MAX_DESCRIPTION_CHARACTERS, "speaker_description")
@@ -184,10 +191,11 @@ class VoiceStore:
         return VoiceDraft(name, description, transcript, PreparedReference(samples_CS, sample_rate))
 
     def save(self, draft: VoiceDraft, codes: NDArray[np.int64], *, codec: str) -> Voice:
-        """Store `draft` with its `codes` [frames, codebooks] of `codec`, in place of any voice of that name.
+        """Store `draft` with its `codes` [frames, codebooks] of `codec`, in place of any voice of
+        that name.
 
-        Raises InvalidRequestError when there are too many voices (uploads at the same moment may overshoot by one
-        each) or codes that cannot be, HocketError when the disk refuses.
+        Raises InvalidRequestError for too many voices (concurrent uploads may exceed the limit by
+        one each) or impossible codes, HocketError when the disk refuses.
         """
         name = self._free_name(draft.name)
         try:
@@ -195,7 +203,7 @@ class VoiceStore:
         except AudioFileError as error:
             raise InvalidRequestError(str(error), param="codes") from error
         recording = draft.recording
-        facts = _Facts(
+        metadata = _Metadata(
             description=draft.description,
             transcript=draft.transcript,
             created=int(time.time()),
@@ -206,13 +214,13 @@ class VoiceStore:
         if path.is_symlink():
             raise HocketError(f"the voice {name!r} is a link on the server's disk; the operator must remove it")
         try:
-            write_atomically(path, _file_bytes(facts, codes, recording))
+            write_atomically(path, _file_bytes(metadata, codes, recording))
         except AudioFileError as error:
             raise HocketError(f"the voice {name!r} could not be stored: the server's disk refuses it") from error
-        return _entry(name, facts)
+        return _entry(name, metadata)
 
     def delete(self, name: str) -> None:
-        """Forget an uploaded voice, a broken one too. Raises InvalidRequestError (`name`)."""
+        """Delete an uploaded voice, which may be broken. Raises InvalidRequestError (`name`)."""
         name = voice_name(name)
         if name in self._builtin:
             raise InvalidRequestError(f"the voice {name!r} comes with the model and cannot be deleted", param="name")
@@ -248,15 +256,15 @@ class VoiceStore:
         try:
             if voice_name(name) != name or name in self._builtin:
                 raise _DamagedError("its file has the name of another voice")
-            with _opened_file(path) as (facts, _):
-                return _entry(name, facts)
+            with _opened_file(path) as (metadata, _):
+                return _entry(name, metadata)
         except InvalidRequestError:
             return Voice(name, "broken", problem="its file has a name that voices cannot have")
         except (_DamagedError, FileNotFoundError) as error:
             return Voice(name, "broken", problem=str(error))
 
     @contextmanager
-    def _opened(self, name: str, param: str) -> Iterator[tuple[_Facts, safe_open]]:
+    def _opened(self, name: str, param: str) -> Iterator[tuple[_Metadata, safe_open]]:
         try:
             with _opened_file(self._path(name)) as opened:
                 yield opened
@@ -269,22 +277,22 @@ class VoiceStore:
         return VoiceNotFoundError(f"there is no voice {name!r}; GET /v1/audio/voices lists them", param=param)
 
 
-def _check_words(words: str, most: int, param: str) -> None:
-    if len(words) > most:
-        raise InvalidRequestError(f"{param} has {len(words)} characters; the limit is {most}", param=param)
+def _check_words(words: str, max_characters: int, param: str) -> None:
+    if len(words) > max_characters:
+        raise InvalidRequestError(f"{param} has {len(words)} characters; the limit is {max_characters}", param=param)
     if any(unicodedata.category(character) == "Cs" or character == "\0" for character in words):
         raise InvalidRequestError(f"{param} holds a NUL or half a surrogate pair; fix its encoding", param=param)
 
 
-def _entry(name: str, facts: _Facts) -> Voice:
+def _entry(name: str, metadata: _Metadata) -> Voice:
     return Voice(
         name,
         "uploaded",
-        description=facts.description,
-        transcript=facts.transcript,
-        seconds=facts.seconds,
-        preview=facts.seconds is not None,
-        created=facts.created,
+        description=metadata.description,
+        transcript=metadata.transcript,
+        seconds=metadata.seconds,
+        preview=metadata.seconds is not None,
+        created=metadata.created,
     )
 
 
@@ -294,25 +302,28 @@ def _builtin_entry(name: str, voice: BuiltinVoice) -> Voice:
 
 
 # ---------------------------------------------------------------------------------------------------- a voice's file
-# safetensors: codes int64 [F, N]; flac uint8, a file of that format; the facts as JSON in the metadata.
+# safetensors: codes int64 [F, N]; flac uint8, a file of that format; the metadata as JSON in the metadata.
 
 
-def _file_bytes(facts: _Facts, codes: NDArray[np.int64], recording: PreparedReference | None) -> bytes:
+def _file_bytes(metadata: _Metadata, codes: NDArray[np.int64], recording: PreparedReference | None) -> bytes:
     tensors: dict[str, NDArray[np.int64] | NDArray[np.uint8]] = {"codes": codes}
     if recording is not None:
         flac = encode_audio(FORMATS[".flac"], recording.samples, recording.sample_rate)
         tensors["flac"] = np.frombuffer(flac, np.uint8)
-    return to_safetensors(tensors, {"voice": facts.model_dump_json()})
+    return to_safetensors(tensors, {"voice": metadata.model_dump_json()})
 
 
 @contextmanager
-def _opened_file(path: Path) -> Iterator[tuple[_Facts, safe_open]]:
-    """One state of a voice, whatever replaces its file meanwhile. Raises FileNotFoundError, _DamagedError."""
+def _opened_file(path: Path) -> Iterator[tuple[_Metadata, safe_open]]:
+    """Metadata and content of a voice's file, even if it is replaced meanwhile.
+
+    Raises FileNotFoundError, _DamagedError.
+    """
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise _DamagedError("it is a link or no file")
+        raise _DamagedError("it is a link, or not a file")
     try:
         with safe_open(path, framework="np") as file:
-            yield _Facts.model_validate_json((file.metadata() or {}).get("voice", "")), file
+            yield _Metadata.model_validate_json((file.metadata() or {}).get("voice", "")), file
     except FileNotFoundError:
         raise
     except (SafetensorError, AudioFileError, OSError) as error:
@@ -330,7 +341,7 @@ def _codes(file: safe_open) -> NDArray[np.int64]:
     return as_codes(_tensor(file, "codes"), "the voice")
 
 
-def _recording(facts: _Facts, file: safe_open) -> AudioArray:
-    assert facts.seconds is not None
+def _recording(metadata: _Metadata, file: safe_open) -> AudioArray:
+    assert metadata.seconds is not None
     flac = _tensor(file, "flac").tobytes()
-    return decode_audio(flac, max_bytes=len(flac), max_seconds=facts.seconds + 1)
+    return decode_audio(flac, max_bytes=len(flac), max_seconds=metadata.seconds + 1)

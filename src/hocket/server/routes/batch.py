@@ -1,4 +1,4 @@
-"""`POST /v1/audio/speech/batch`: many texts in one request, each of which succeeds or fails by itself."""
+"""`POST /v1/audio/speech/batch`: many texts in one request; each succeeds or fails by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hocket.server.speech.synthesis import plan_speech
 
 router = APIRouter(route_class=PlainRoute)
 
-#: Fields that say how one answer is sent; a batch is sent whole.
+#: Fields about the delivery of one response; a batch is sent whole.
 _NOT_IN_ITEMS = ("stream", "stream_format")
 
 
@@ -55,7 +55,10 @@ async def speech_batch(request: Request) -> Response:
 async def _speak_batch(
     services: Services, body: BatchBody, document: dict[str, Any], record: RequestRecord
 ) -> Response:
-    """Every item, some at a time. Raises InvalidRequestError for what is wrong with all of it."""
+    """Speak all items, some concurrently.
+
+    Raises InvalidRequestError for errors of the whole batch.
+    """
     settings = services.settings
     if len(body.items) > settings.batch_items:
         raise InvalidRequestError(
@@ -80,7 +83,7 @@ async def _speak_batch(
 
 
 def _item_body(defaults: dict[str, Any], item: dict[str, Any], settings: ServerSettings) -> SpeechBody:
-    """The item's own fields over the batch's. Raises InvalidRequestError."""
+    """The item's fields over the batch's defaults. Raises InvalidRequestError."""
     for name in _NOT_IN_ITEMS:
         if name in item:
             raise InvalidRequestError(f"{name} is not for a batch, which is answered whole; leave it out", param=name)
@@ -90,7 +93,7 @@ def _item_body(defaults: dict[str, Any], item: dict[str, Any], settings: ServerS
 
 
 async def _speak(services: Services, body: SpeechBody, record: RequestRecord) -> _Spoken:
-    # The figures of items that run side by side are not those of the batch, so each has a record of its own.
+    # Items run concurrently, so each has a record of its own.
     own = RequestRecord(record.id, record.method, record.path, record.caller)
     with services.admission.slot(record.caller, services.client.info.rows):
         plan = await plan_speech(services, body)
@@ -134,7 +137,7 @@ def _document(results: list[_Spoken | HocketError], batch_id: str, *, with_audio
 
 def _zip(results: list[_Spoken | HocketError], batch_id: str) -> Response:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # audio does not shrink any further
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # audio does not compress further
         archive.writestr("results.json", json.dumps(_document(results, batch_id, with_audio=False), indent=1))
         for i, result in enumerate(results):
             if isinstance(result, _Spoken):

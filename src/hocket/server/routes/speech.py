@@ -20,7 +20,7 @@ router = APIRouter(route_class=PlainRoute)
     openapi_extra=json_body(SpeechBody),
 )
 async def speech(request: Request) -> Response:
-    """Speak a text. The audio is streamed as it is made, unless `stream` is false."""
+    """Speak a text. The audio is streamed as it is generated, unless `stream` is false."""
     services = services_of(request)
     body = read_body(SpeechBody, await json_document(request), services.settings)
     return SpeechResponse(services, body, record_of(request))

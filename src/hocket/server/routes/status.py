@@ -1,4 +1,4 @@
-"""What runs here, and how it is: models, version, health and metrics."""
+"""The state of the server: models, version, health and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ router = APIRouter(route_class=PlainRoute)
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    """The one model that is served, in OpenAI's list."""
+    """The served model, as OpenAI's list of models."""
     entry = {"id": services_of(request).model_name, "object": "model", "created": 0, "owned_by": "hocket"}
     return JSONResponse({"object": "list", "data": [entry]})
 
@@ -21,7 +21,7 @@ async def models(request: Request) -> JSONResponse:
 @router.head("/health", include_in_schema=False)
 @router.get("/health", responses=ERROR_RESPONSES)
 async def health(request: Request) -> JSONResponse:
-    """200 while speech is served; otherwise 503, and `status` says why."""
+    """200 while requests are served, otherwise 503; `status` holds the reason."""
     services = services_of(request)
     state = services.state
     rows = services.client.info.rows if state in ("ready", "draining") else 0
@@ -43,13 +43,13 @@ async def health(request: Request) -> JSONResponse:
 
 @router.get("/health/live")
 async def health_live(_: Request) -> JSONResponse:
-    """200 while this process answers."""
+    """200 while this process responds."""
     return JSONResponse({"live": True})
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics_page(request: Request) -> Response:
-    """For Prometheus."""
+    """Metrics in Prometheus' format."""
     services = services_of(request)
     page = services.metrics.page(
         ready=services.state == "ready",
@@ -63,5 +63,5 @@ async def metrics_page(request: Request) -> Response:
 
 @router.get("/version")
 async def version(request: Request) -> JSONResponse:
-    """Versions of Hocket and of its API, and the model."""
+    """Versions of Hocket and of its API, and the served model."""
     return JSONResponse({"version": request.app.version, "api": "v1", "model": services_of(request).model_name})

@@ -1,4 +1,4 @@
-"""The studio: one page at `/`, and the scripts and style sheet that it needs, all parts of the package."""
+"""The studio: one page at `/` with its scripts and style sheet, from the package's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 
 _FOLDER = Path(__file__).parents[1] / "studio"
-#: Address, file and type of everything there is.
+#: Address, file and media type of each part.
 _FILES = (
     ("/", "index.html", "text/html"),
     ("/studio/studio.css", "studio.css", "text/css"),
@@ -19,7 +19,10 @@ _FILES = (
 
 
 def studio_router() -> APIRouter:
-    """The page and its files. They hold nothing secret: what the page asks of `/v1` carries the reader's API key."""
+    """The page and its files.
+
+    They are public: requests of the page to `/v1` carry the user's API key.
+    """
     router = APIRouter(include_in_schema=False)
     for address, name, media_type in _FILES:
         _serve(router, address, (_FOLDER / name).read_bytes(), media_type)
@@ -29,7 +32,8 @@ def studio_router() -> APIRouter:
 def _serve(router: APIRouter, address: str, content: bytes, media_type: str) -> None:
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {
-        # Browsers ask each time: after an update, no old script meets a new page.
+        # Browsers revalidate each time, so that a new page never runs an old script after an
+        # update.
         "Cache-Control": "no-cache",
         "ETag": tag,
         "Referrer-Policy": "no-referrer",

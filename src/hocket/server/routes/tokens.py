@@ -1,4 +1,4 @@
-"""The codec as a service: recordings to codes and codes to audio, in pieces beside all speech."""
+"""The codec as a service: recordings to codes and codes to audio, chunk by chunk beside speech."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _Frame = Annotated[list[Annotated[int, Field(ge=0, le=_MAX_CODE)]], Field(min_le
 class EncodeBody(Body):
     """POST /v1/audio/tokens/encode."""
 
-    #: data: or http(s): or file: address of a recording.
+    #: data:, http(s): or file: URL of a recording.
     audio: str
-    #: Keep the first ones; absent: all that the codec has.
+    #: Number of codebooks to keep; absent: all of the codec's.
     codebooks: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
 class DecodeBody(Body):
     """POST /v1/audio/tokens/decode."""
 
-    #: One list for each frame, of as many codes as there are codebooks.
+    #: A list per frame, with a code per codebook.
     codes: Annotated[list[_Frame], Field(min_length=1)]
     response_format: ResponseFormat = "wav"
     speed: Annotated[float, Field(ge=0.25, le=4.0, allow_inf_nan=False)] = 1.0
@@ -45,7 +45,7 @@ class DecodeBody(Body):
 
 @router.post("/encode", responses=ERROR_RESPONSES, openapi_extra=json_body(EncodeBody))
 async def encode_tokens(request: Request) -> JSONResponse:
-    """A recording as codes, at its own loudness; the last frame is filled up with silence."""
+    """Encode a recording at its own loudness. The last frame is padded with silence."""
     services = services_of(request)
     body = read_body(EncodeBody, await json_document(request), services.settings)
     info = services.client.info
@@ -79,14 +79,14 @@ async def encode_tokens(request: Request) -> JSONResponse:
     openapi_extra=json_body(DecodeBody),
 )
 async def decode_tokens(request: Request) -> Response:
-    """Codes as audio."""
+    """Decode codes to audio."""
     services = services_of(request)
     body = read_body(DecodeBody, await json_document(request), services.settings)
     if len({len(frame) for frame in body.codes}) != 1:
         raise InvalidRequestError("codes has frames of different lengths; give each as many codes", param="codes")
-    info, most = services.client.info, services.settings.max_codec_seconds
-    if len(body.codes) * info.frame_seconds > most:
-        raise InvalidRequestError(f"codes last longer than {most:g} s; send fewer frames", param="codes")
+    info, max_seconds = services.client.info, services.settings.max_codec_seconds
+    if len(body.codes) * info.frame_seconds > max_seconds:
+        raise InvalidRequestError(f"codes last longer than {max_seconds:g} s; send fewer frames", param="codes")
     samples_CS = await services.client.decode(np.array(body.codes, np.int64))
     audio = await asyncio.to_thread(encode_whole, body.response_format, samples_CS, info.sample_rate, body.speed)
     headers = {

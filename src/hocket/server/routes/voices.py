@@ -19,7 +19,7 @@ from hocket.server.voice_store import Voice
 
 router = APIRouter(prefix="/v1/audio/voices")
 
-#: `consent` is what vLLM-Omni's clients must send; nothing is done with it here.
+#: `consent` is required by vLLM-Omni and ignored here.
 _FIELDS = ("audio_sample", "name", "ref_text", "speaker_description", "consent")
 _FORM = {
     "type": "object",
@@ -42,7 +42,7 @@ async def list_voices(request: Request) -> JSONResponse:
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
 )
 async def upload_voice(request: Request) -> JSONResponse:
-    """Keep a recording as a voice. An older voice of that name stays until the new one is complete."""
+    """Store a recording as a voice. It replaces a voice of that name once it is complete."""
     services = services_of(request)
     sample, fields = await _read_form(request)
     info = services.client.info
@@ -65,7 +65,7 @@ async def upload_voice(request: Request) -> JSONResponse:
 
 @router.get("/{name}/preview", response_class=Response, responses=ERROR_RESPONSES)
 async def preview_voice(request: Request, name: str) -> Response:
-    """What a voice is cloned from: the recording, or what the codes of a built-in one sound like."""
+    """The audio that a voice is cloned from: its recording, or its decoded codes."""
     services = services_of(request)
     builtin = services.voices.builtin(name)
     if builtin is None or builtin.codes is None:

@@ -1,8 +1,8 @@
-"""Speech as the body of a response: in the six formats of OpenAI's API, whole or piece by piece, at any speed.
+"""Encodes speech as the body of a response: in OpenAI's six formats, whole or streamed, at any speed.
 
-Milliseconds of audio that a listener cannot have yet although they were fed (48 / 24 kHz, measured in
-tests/server/speech/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128, mp3 72 / 95. A
-speed other than 1 adds up to 75 ms, beyond 2 up to 210 ms.
+Milliseconds of audio that are fed but not yet playable (48 / 24 kHz, measured in
+tests/server/speech/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128,
+mp3 72 / 95. A speed other than 1 adds up to 75 ms, beyond 2 up to 210 ms.
 """
 
 from __future__ import annotations
@@ -37,27 +37,30 @@ MAX_SPEED = 4.0
 @dataclass(frozen=True, slots=True)
 class _ResponseFormat:
     content_type: str
-    #: None: samples without a container.
+    #: None: bare samples without a container.
     audio_format: AudioFormat | None
-    #: How long libav* may hold samples back when it streams; its own defaults wait for up to a second.
+    #: Options that keep libav*'s latency low when it streams; its defaults wait for up to a second.
     muxer_options: dict[str, str] = field(default_factory=dict)
     codec_options: dict[str, str] = field(default_factory=dict)
-    #: The rate that every player of the format uses, whatever went in.
+    #: The rate at which every player plays the format, whatever the input.
     player_rate: int | None = None
-    #: Coded frames and nothing that says where in them the audio begins and ends, so players play all of them.
+    #: Coded frames without the audio's begin and end, so that players play all of them, padding
+    #: included.
     is_bare: bool = False
 
 
 _RESPONSE_FORMATS = {
     "wav": _ResponseFormat("audio/wav", FORMATS[".wav"]),
     "pcm": _ResponseFormat("audio/pcm", None),
-    # Without the bit reservoir a frame waits for no later one. A stream gets a header of its own (mp3.py).
+    # Without the bit reservoir no frame waits for a later one. A stream gets a header of its own
+    # (mp3.py).
     "mp3": _ResponseFormat(
         "audio/mpeg", FORMATS[".mp3"], {"write_xing": "0", "id3v2_version": "0"}, {"reservoir": "0"}
     ),
     # A page (in microseconds) for each packet.
     "opus": _ResponseFormat("audio/ogg; codecs=opus", FORMATS[".opus"], {"page_duration": "1"}, player_rate=48_000),
-    # Level 2 has blocks of 24 ms, the default 96 ms; and there is nothing to pad a streamed header for (8 KiB).
+    # Level 2 has blocks of 24 ms, the default 96 ms; and there is nothing to pad a streamed header
+    # for (8 KiB).
     "flac": _ResponseFormat(
         "audio/flac", FORMATS[".flac"], {"metadata_header_padding": "0"}, {"compression_level": "2"}
     ),
@@ -68,26 +71,26 @@ RESPONSE_FORMATS = tuple(_RESPONSE_FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class EncodedAudio:
-    """A whole response body and what it holds."""
+    """A whole response body and its format."""
 
     body: bytes
     content_type: str
-    #: What a player gets, in Hz.
+    #: Sample rate of a player, in Hz.
     sample_rate: int
     channels: int
     seconds: float
 
 
 def encode_whole(response_format: str, samples_CS: Samples, sample_rate: int, speed: float = 1.0) -> EncodedAudio:
-    """float32 or int16 [C, S] as one body with exact sizes, gapless where the format can say so: in all but aac.
+    """Encode float32 or int16 [C, S] as one body with exact sizes, gapless in all formats but aac.
 
-    wav and pcm hold the same samples as the stream does, and aac the same bytes. Raises InvalidRequestError for an
-    unknown format, a speed out of range or a number of channels that the format does not have, HocketError for samples
-    that are not finite.
+    wav and pcm hold the same samples as the stream, and aac the same bytes. Raises
+    InvalidRequestError for an unknown format, a speed out of range or a number of channels that the
+    format does not have, HocketError for samples that are not finite.
     """
     chosen = _chosen(response_format)
     channels = samples_CS.shape[0]
-    if chosen.is_bare:  # the whole has nothing to say that a stream could not
+    if chosen.is_bare:  # it has no header, so the whole is what a stream is
         encoder = AudioEncoder(response_format, sample_rate, channels, speed)
         body = encoder.feed(samples_CS) + encoder.finish()
         return EncodedAudio(body, chosen.content_type, encoder.sample_rate, channels, encoder.seconds)
@@ -106,18 +109,19 @@ def encode_whole(response_format: str, samples_CS: Samples, sample_rate: int, sp
 
 
 class AudioEncoder:
-    """Samples [channels, S] in pieces to bytes in pieces: `feed` as often as there is audio, then `finish` once.
+    """Encodes a stream: `feed` chunks of samples [channels, S], then call `finish` once.
 
-    How the audio was cut into pieces does not show in the bytes. Between two calls it holds less than half a second.
+    The bytes do not depend on how the audio was cut into chunks. Between calls it buffers less than
+    half a second.
     """
 
     def __init__(self, response_format: str, sample_rate: int, channels: int, speed: float = 1.0) -> None:
-        """Raises InvalidRequestError for what `encode_whole` refuses."""
+        """Raises InvalidRequestError like `encode_whole`."""
         chosen = _chosen(response_format)
         self._converter = _Converter(chosen, sample_rate, channels, speed)
         rate = self._converter.to_rate
         self.content_type = chosen.content_type
-        #: What the body really has: the format's own rate where it does not take the one fed.
+        #: Rate of the body: the format's own where it does not take the input's.
         self.sample_rate = chosen.player_rate or rate
         self.channels = channels
         self._writer: _PcmWriter | _ContainerWriter
@@ -135,11 +139,11 @@ class AudioEncoder:
 
     @property
     def seconds(self) -> float:
-        """How long the body plays: the audio, and in a bare format what the coding has put around it."""
+        """Length of the body as played: the audio, and in a bare format the padding around it."""
         return (self._samples + self._writer.added_samples) / self._converter.to_rate
 
     def feed(self, samples_CS: Samples) -> bytes:
-        """The bytes that `samples_CS` [channels, S] lets go. Raises HocketError when they are not finite."""
+        """Encode `samples_CS` [channels, S]. Raises HocketError when they are not finite."""
         if self._finished:
             raise HocketError("this encoder is finished; make another for more audio")
         if samples_CS.ndim != 2 or samples_CS.shape[0] != self.channels:
@@ -186,14 +190,17 @@ def _check_finite(samples_CS: Samples) -> None:
 
 def _interleaved_bytes(samples_CS: Samples) -> bytes:
     made_SC = np.empty(samples_CS.shape[::-1], "<i2")
-    # Channel by channel: 60 us for 1.2 s of stereo at 48 kHz, where a copy of the transposed array takes 300.
+    # Channel by channel: 60 us for 1.2 s of stereo at 48 kHz, where a copy of the transposed array
+    # takes 300.
     for channel, made_S in enumerate(to_int16(samples_CS)):
         made_SC[:, channel] = made_S
     return made_SC.tobytes()
 
 
 def _endless_wav_header(sample_rate: int, channels: int) -> bytes:
-    """44 bytes for 16-bit samples whose number is not known: both sizes are the largest there is, by convention."""
+    """44 bytes for 16-bit samples of unknown number: both sizes are the largest value, by
+    convention.
+    """
     unknown, frame_bytes = 0xFFFFFFFF, 2 * channels
     fmt = struct.pack("<IHHIIHH", 16, 1, channels, sample_rate, sample_rate * frame_bytes, frame_bytes, 16)
     return b"RIFF" + struct.pack("<I", unknown) + b"WAVEfmt " + fmt + b"data" + struct.pack("<I", unknown)
@@ -214,23 +221,23 @@ class _PcmWriter:
 
 
 class _Outbox:
-    """A file for FFmpeg that can only be written to, and is emptied after every call."""
+    """A write-only file for FFmpeg, emptied after every call."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._parts: list[bytes] = []
 
     def write(self, data: bytes, /) -> int:
-        self._pieces.append(bytes(data))
+        self._parts.append(bytes(data))
         return len(data)
 
     def take(self) -> bytes:
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
 
 
 class _ContainerWriter:
     def __init__(self, chosen: _ResponseFormat, sample_rate: int, channels: int) -> None:
-        """Raises av.FFmpegError or ValueError for what the codec refuses."""
+        """Raises av.FFmpegError or ValueError where the codec refuses the input."""
         assert chosen.audio_format is not None
         self._format = chosen.audio_format
         self._rate = sample_rate
@@ -238,7 +245,7 @@ class _ContainerWriter:
         self._is_bare = chosen.is_bare
         self._is_mp3 = self._format.codec == "libmp3lame"
         self._is_begun = False
-        #: What the coding puts before and behind the audio, and players play.
+        #: Samples of padding around the audio that players play.
         self.added_samples = 0
         self._outbox = _Outbox()
         self._container, self._stream = open_encoder(
@@ -259,8 +266,8 @@ class _ContainerWriter:
     def close(self) -> bytes:
         packets, frame_samples = self._stream.encode(None), self._stream.codec_context.frame_size
         if self._is_mp3 and self._samples:
-            # LAME may end with a frame of nothing but padding, which would be played. (Of one frame alone, FFmpeg would
-            # not say that it is mp3.)
+            # LAME may end with a frame of padding only, which would be played. (FFmpeg does not
+            # recognise a single frame as mp3.)
             frames = max(2, -(-(self._samples + DELAY_SAMPLES) // frame_samples))
             packets = packets[: frames - self._packets]
         self._mux(packets)
@@ -284,15 +291,17 @@ class _ContainerWriter:
 # ---------------------------------------------------------------------------------------------------- speed and rate
 
 
-#: Longer than all filters together hold back (0.2 s).
+#: Longer than the latency of all filters together (0.2 s).
 _TAIL_SECONDS = 0.3
 
 
 class _Converter:
-    """Changes the speed at a kept pitch (libavfilter's atempo) and the rate to one that the codec takes (aresample).
+    """Changes the speed at constant pitch (libavfilter's atempo) and the rate to one of the codec's
+    (aresample).
 
-    atempo's output depends on how its input is cut, so it gets blocks of 10 ms whatever is fed; it also swallows up to
-    65 ms of its end, so silence goes after it and what is more than the wanted length is cut off.
+    atempo's output depends on how its input is cut, so it always gets blocks of 10 ms. It also
+    drops up to 65 ms at the end, so silence is appended and the output is cut to the expected
+    length.
     """
 
     def __init__(self, chosen: _ResponseFormat, sample_rate: int, channels: int, speed: float) -> None:
@@ -309,11 +318,14 @@ class _Converter:
         self._taken = self._pushed = self._given = 0
 
     def whole(self, samples_CS: Samples) -> Samples:
-        """What all the samples come to."""
+        """Convert all samples at once."""
         return samples_CS if self._graph is None else np.concatenate([self.feed(samples_CS), self.finish()], axis=1)
 
     def feed(self, samples_CS: Samples) -> Samples:
-        """What is ready by now of the samples so far, [C, S]: as they are where nothing is to be done, else float32."""
+        """Convert a chunk.
+
+        Returns the samples [C, S] that are ready: unchanged without a conversion, else float32.
+        """
         if self._graph is None:
             return samples_CS
         self._taken += samples_CS.shape[1]
@@ -322,7 +334,7 @@ class _Converter:
         return ready_CS
 
     def finish(self) -> NDArray[np.float32]:
-        """The rest: afterwards round(S * to_rate / from_rate / speed) samples have been given."""
+        """The remaining samples, which make round(S * to_rate / from_rate / speed) in all."""
         if self._graph is None:
             return self._rest_CS
         channels = self._rest_CS.shape[0]
@@ -334,7 +346,7 @@ class _Converter:
 
     def _push(self, graph: av.filter.Graph, samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
         waiting_CS = np.concatenate([self._rest_CS, samples_CS], axis=1)
-        pieces = [waiting_CS[:, :0]]
+        parts = [waiting_CS[:, :0]]
         whole = waiting_CS.shape[1] // self._block * self._block
         for start in range(0, whole, self._block):
             block_CS = np.ascontiguousarray(waiting_CS[:, start : start + self._block])
@@ -344,9 +356,9 @@ class _Converter:
             frame.pts = self._pushed
             self._pushed += self._block
             graph.push(frame)
-            pieces += _pulled(graph)
+            parts += _pulled(graph)
         self._rest_CS = waiting_CS[:, whole:].copy()
-        return np.concatenate(pieces, axis=1)
+        return np.concatenate(parts, axis=1)
 
 
 def _filter_graph(from_rate: int, to_rate: int, channels: int, speed: float) -> av.filter.Graph:

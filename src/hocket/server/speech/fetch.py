@@ -1,8 +1,10 @@
-"""Reference recordings that a request names: by URL, as a data: URI, or as a file in one folder of the server.
+"""Fetches the recordings that requests name: by URL, as a data: URI, or as a file in one folder of
+the server.
 
-Whoever may send a request may make the server open these, so nothing is opened that the policy does not allow: a host
-is resolved once, every address that it has is checked, and the connection goes to a checked address, for the first URL
-as for every redirect. Messages show a URL without its query, which may hold a signature; nothing is logged.
+Any client can make the server open these, so the policy is enforced for every access: a host is
+resolved once, all of its addresses are checked, and the connection goes to a checked address, for
+the first URL as for every redirect. Messages show a URL without its query, which may hold a
+signature; nothing is logged.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import httpx
 from hocket.errors import ReferenceAudioError
 from hocket.server.settings import FetchPolicy
 
-#: The addresses of a host, resolved for a port, as text. Raises OSError.
+#: Resolves a host, for a port, to addresses as text. Raises OSError.
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _MAX_URL_CHARACTERS = 8_192
@@ -33,15 +35,17 @@ _MAX_SHOWN_CHARACTERS = 100
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """The addresses that the system's resolver has for `host`. Raises OSError."""
+    """Addresses of `host` from the system's resolver. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 async def fetch_reference(source: str, policy: FetchPolicy, *, resolve: Resolver = resolve_host) -> bytes:
-    """The bytes that `source` names: `http:`, `https:`, `data:`, `file:`, or a path in the policy's folder.
+    """The bytes at `source`: an http:, https:, data: or file: URL, or a path in the policy's
+    folder.
 
-    Raises ReferenceAudioError (`reference_audio`): not allowed, unreachable, too big, too slow, not a recording.
+    Raises ReferenceAudioError (`reference_audio`): not allowed, unreachable, too big, too slow, not
+    a recording.
     """
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", source)
     kind = "" if scheme is None else scheme.group().lower()
@@ -83,29 +87,29 @@ def _parsed(source: str, base: httpx.URL | None = None) -> httpx.URL:
     try:
         url = httpx.URL(source) if base is None else base.join(source)
     except (httpx.InvalidURL, ValueError):
-        raise _refusal("the reference's address is no valid URL; check it") from None
+        raise _refusal("the reference's address is not a valid URL; check it") from None
     if url.scheme not in {"http", "https"}:
         raise _refusal(f"{_shown(base or url)} leads to a {url.scheme[:20]!r} address; only http and https are fetched")
     if not url.host or not 0 < (url.port or 80) < 2**16:
-        raise _refusal("the reference's URL names no host, or a port that there is not; check it")
+        raise _refusal("the reference's URL names no host, or an impossible port; check it")
     if url.userinfo:
         raise _refusal(f"{_shown(url)} comes with a user name or password, which is not supported; use a signed URL")
     return url
 
 
 def _shown(url: httpx.URL) -> str:
-    """As messages show it: whose it is, without what may be secret."""
+    """The URL for messages, without the parts that may be secret."""
     port = "" if url.port is None else f":{url.port}"
     text = f"{url.scheme}://{url.host}{port}{url.path}"
     return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…")
 
 
 async def _fetch_hop(url: httpx.URL, policy: FetchPolicy, resolve: Resolver) -> bytes | httpx.URL:
-    """The body at `url`, or where it redirects to."""
+    """The body at `url`, or the URL of a redirect."""
     host = url.raw_host.decode("ascii")
     addresses = await _checked_addresses(url, host, policy, resolve)
-    # A client of its own for every hop: a connection that is kept could answer for another host at the same address.
-    # The transport is used as it is, because httpx.Client would log the URL.
+    # Every hop has a transport of its own: a kept connection could answer for another host at the
+    # same address. It is used without httpx.Client, which would log the URL.
     async with httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False) as transport:
         for i, address in enumerate(addresses):
             request = httpx.Request(
@@ -152,7 +156,9 @@ async def _read_response(url: httpx.URL, response: httpx.Response, max_bytes: in
 
 
 async def _read_body(name: str, response: httpx.Response, gzipped: bool, max_bytes: int) -> bytes:
-    """At most `max_bytes`, on the way and unpacked: 64 KiB of gzip may stand for 64 MiB."""
+    """The body, limited to `max_bytes` before and after decompression: 64 KiB of gzip can expand to
+    64 MiB.
+    """
     inflater = zlib.decompressobj(wbits=31) if gzipped else None
     body, received = bytearray(), 0
     async for data in response.aiter_raw():
@@ -175,14 +181,14 @@ def _too_big(name: str, max_bytes: int) -> ReferenceAudioError:
 
 
 def _check_content(name: str, content_type: str, body: bytes) -> None:
-    """Refuse what is plainly no recording. What remains, the decoder judges."""
+    """Refuse content that is clearly not a recording. The decoder judges the rest."""
     media = content_type.partition(";")[0].strip().lower()
     start = body[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if media in {"text/html", "application/xhtml+xml"} or start.startswith((b"<!doctype html", b"<html")):
-        raise _refusal(f"{name} is a web page (HTML) and no recording; give the address of the audio file itself")
+        raise _refusal(f"{name} is a web page (HTML), not a recording; give the address of the audio file itself")
     kind = media.partition("/")[0]
     if kind in {"image", "font"} or media in {"application/json", "application/xml", "application/pdf", "text/xml"}:
-        raise _refusal(f"{name} is {media[:40]!r} and no recording; give the address of an audio file")
+        raise _refusal(f"{name} is {media[:40]!r}, not a recording; give the address of an audio file")
 
 
 # ---------------------------------------------------------------------------------------------------- addresses
@@ -191,12 +197,16 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
 _DOCUMENTATION = ipaddress.IPv6Network("3fff::/20")
-#: Not public although Python may say so: protocol assignments, the 6to4 relay, and the host agent of Azure's machines.
+#: Not public, although Python may say so: protocol assignments, the 6to4 relay, and Azure's host
+#: agent.
 _SPECIAL_V4 = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")))
 
 
 def is_public(address: str) -> bool:
-    """Whether `address` is one of the public internet, also where IPv6 carries an IPv4 address (mapped, NAT64)."""
+    """Whether `address` is on the public internet.
+
+    An IPv4 address within IPv6 (mapped, NAT64) is judged as such.
+    """
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -221,7 +231,7 @@ async def _checked_addresses(url: httpx.URL, host: str, policy: FetchPolicy, res
     addresses = list(dict.fromkeys(found))
     if not addresses:
         raise _refusal(f"the host of {_shown(url)} is not found; check the address")
-    # One private address among public ones is refused, too: there is no honest reason for such a host.
+    # A single private address among public ones is refused, too: no honest host has one.
     if not policy.allow_private and not all(is_public(address) for address in addresses):
         raise _refusal(f"{_shown(url)} is not at a public address, and only those are fetched; send a data: URI")
     return addresses
@@ -231,7 +241,10 @@ async def _checked_addresses(url: httpx.URL, host: str, policy: FetchPolicy, res
 
 
 def _read_data_uri(source: str, max_bytes: int) -> bytes:
-    """RFC 2397, base64 or percent-encoded; white space and missing padding in base64 are forgiven, as browsers do."""
+    """Decode an RFC 2397 URI, base64 or percent-encoded.
+
+    Like browsers, ignores white space and missing padding.
+    """
     header, comma, payload = source[len("data:") :].partition(",")
     if not comma:
         raise _refusal("the data: URI has no comma before its data; the form is data:audio/wav;base64,...")
@@ -257,14 +270,14 @@ def _read_file(source: str, policy: FetchPolicy) -> bytes:
     try:
         folder = policy.files_folder.resolve(strict=True)
         path = (folder / _file_path(source)).resolve()  # links are followed before the check
-        # The same answer whether a path outside exists or not.
+        # The same error whether a path outside exists or not.
         if not path.is_relative_to(folder):
             raise _refusal("the reference's path is outside the server's folder of references; name a file in it")
         if not path.is_file():
             raise _refusal("the reference's path names no file in the server's folder of references; check it")
         with path.open("rb") as file:
             data = file.read(policy.max_bytes + 1)
-    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL, no permission
+    except (OSError, RuntimeError, ValueError):  # a long path, a loop of links, a NUL, no permission
         raise _refusal("the reference's path cannot be read on the server; check it") from None
     if len(data) > policy.max_bytes:
         raise _too_big("the reference's file", policy.max_bytes)

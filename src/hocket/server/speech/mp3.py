@@ -1,9 +1,11 @@
-"""The first frame of a streamed mp3, which tells players how much silence the encoder has put before the speech.
+"""The first frame of a streamed mp3, which tells players how much silence the encoder puts before
+the speech.
 
-It is a frame without sound whose payload is an "Info" tag, as encoders write it into files: flags, and behind them,
-after the encoder's name, its delay and padding (12 bits each). Players skip the frame, and FFmpeg, so Chromium, drops
-the delay as well. A file's tag also holds the number of frames, which a stream does not know; its size stands there
-instead, with all bits set, as the sizes of a streamed wav do. With neither, FFmpeg would play the frame.
+It is a silent frame whose payload is an "Info" tag, as encoders write it into files: flags and,
+after the encoder's name, its delay and padding (12 bits each). Players skip the frame, and FFmpeg,
+so Chromium, drops the delay as well. A file's tag also holds the number of frames, which a stream
+does not know; this one holds a size with all bits set, as the header of a streamed wav does. With
+neither, FFmpeg would play the frame.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import struct
 
 #: LAME's delay.
 _ENCODER_DELAY = 576
-#: What a player drops at the beginning: that, and the delay of every mp3 decoder.
+#: Samples that players drop at the beginning: that, and the delay of every mp3 decoder.
 DELAY_SAMPLES = _ENCODER_DELAY + 529
 
 _HAS_SIZE = 2
 _UNKNOWN = 0xFFFFFFFF
-#: FFmpeg believes the delays of encoders that it knows by name.
+#: FFmpeg trusts the delay of encoders that it knows by name.
 _NAME = b"Lavf".ljust(9, b"\0")
 #: Revision, lowpass, replay gain, flags and bit rate.
 _UNSAID = bytes(1 + 1 + 8 + 1 + 1)
@@ -28,7 +30,9 @@ _MONO = 3
 
 
 def info_frame(first_frame: bytes) -> bytes:
-    """The frame that goes before `first_frame`, of the same kind. Layer III at a constant bit rate, without CRC."""
+    """The tag's frame, to be sent before `first_frame`: Layer III at a constant bit rate, without
+    CRC.
+    """
     header = bytearray(first_frame[:4])
     header[2] &= ~_PADDED
     is_mpeg_1 = header[1] >> 3 & 3 == _MPEG_1

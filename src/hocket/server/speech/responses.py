@@ -1,4 +1,6 @@
-"""The three ways in which speech is sent: encoded audio as it is made, server-sent events, or one whole answer."""
+"""The three forms of a response: encoded audio as it is generated, server-sent events, or one whole
+body.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ from hocket.server.services import Services
 from hocket.server.speech.encoders import AudioEncoder, EncodedAudio, encode_whole
 from hocket.server.speech.synthesis import Speaking, SpeechPlan, plan_speech, speaking
 
-#: Encoders that cost next to nothing; the others work on a thread, so that they hold up no other stream.
+#: Formats that cost almost nothing to encode. The others are encoded on a thread, to keep the event
+#: loop free.
 _CHEAP_FORMATS = {"wav", "pcm"}
 
 
 class Usage(TypedDict):
-    """What a request took: rows of prompts in (template, text and reference), frames of audio out."""
+    """Usage of a request: prompt rows in (template, text and reference), frames of audio out."""
 
     input_tokens: int
     output_tokens: int
@@ -35,19 +38,20 @@ class Usage(TypedDict):
 
 
 def usage_of(speech: Speaking) -> Usage:
-    """The usage so far."""
+    """Usage of `speech` so far."""
     rows, frames = speech.prompt_rows, speech.frames
     return {"input_tokens": rows, "output_tokens": frames, "total_tokens": rows + frames}
 
 
 class _ClientStalledError(ApiError):
-    """The client does not read, so there is nobody to tell."""
+    """The client does not read, so it cannot be told."""
 
 
 class SpeechResponse(Response):
-    """Does everything when it is called, so that what it holds is given back whatever happens to the connection.
+    """Runs the whole request when it is called, so that its resources are released however the
+    connection ends.
 
-    Errors before the first audio leave as exceptions, and so get a status of their own.
+    Errors before the first audio leave as exceptions, so that they get a status of their own.
     """
 
     def __init__(self, services: Services, body: SpeechBody, record: RequestRecord) -> None:
@@ -66,9 +70,9 @@ class SpeechResponse(Response):
     async def _send_pieces(self, plan: SpeechPlan, send: Send) -> None:
         record, is_sse, started = self._record, self._body.delivery == "sse", False
         try:
-            with _being_made(self._services, plan) as making:
+            with _opening_encoder(self._services, plan) as opening:
                 async with speaking(self._services, plan, record) as (speech, pieces):
-                    encoder = await making
+                    encoder = await opening
                     body = encoded(encoder, plan, pieces)
                     if is_sse:
                         body = _events(body, speech, encoder, record)
@@ -84,8 +88,8 @@ class SpeechResponse(Response):
             if not started:
                 raise
             record.reason = error_code(error)
-            # The status has been sent. Events can say what happened; a body of audio just stays incomplete, which the
-            # client's HTTP library notices.
+            # The status has been sent. Events can carry the error; a body of audio stays
+            # incomplete, which the client's HTTP library notices.
             if is_sse:
                 with suppress(_ClientStalledError):
                     await self._send(send, _event("speech.audio.error", {"error": error_fields(error)}), more=False)
@@ -104,13 +108,13 @@ class SpeechResponse(Response):
         headers = _headers(plan, encoder.sample_rate, encoder.channels) | {
             "Content-Type": content_type,
             "Cache-Control": "no-store",
-            "X-Accel-Buffering": "no",  # proxies should pass on what they get
+            "X-Accel-Buffering": "no",  # proxies must not buffer
         }
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
-        """Raises _ClientStalledError when the client takes nothing."""
+        """Raises _ClientStalledError when the client reads nothing."""
         seconds = self._services.settings.stall_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -120,7 +124,7 @@ class SpeechResponse(Response):
 
 
 async def speak_whole(services: Services, plan: SpeechPlan, record: RequestRecord) -> tuple[Speaking, EncodedAudio]:
-    """Everything that `plan` says, as one body. Raises what `speaking` raises."""
+    """The whole speech of `plan` as one body. Raises what `speaking` raises."""
     async with speaking(services, plan, record) as (speech, pieces):
         whole = [samples_CS async for samples_CS in pieces]
     samples_CS = np.concatenate(whole, axis=1)
@@ -131,30 +135,33 @@ async def speak_whole(services: Services, plan: SpeechPlan, record: RequestRecor
 
 
 async def new_encoder(services: Services, plan: SpeechPlan) -> AudioEncoder:
-    """The encoder of `plan`; a compressed format's takes milliseconds to begin, so that is done on a thread."""
+    """The encoder of `plan`.
+
+    Those of compressed formats take milliseconds to open, which happens on a thread.
+    """
     return _encoder_of(services, plan) if _is_cheap(plan) else await asyncio.to_thread(_encoder_of, services, plan)
 
 
 def _encoder_of(services: Services, plan: SpeechPlan) -> AudioEncoder:
-    """The encoder of `plan`, for the audio that the engine makes."""
+    """The encoder from the engine's audio to the format of `plan`."""
     info = services.client.info
     return AudioEncoder(plan.response_format, info.sample_rate, info.channels, plan.body.speed)
 
 
 @contextmanager
-def _being_made(services: Services, plan: SpeechPlan) -> Iterator[asyncio.Future[AudioEncoder]]:
-    """The encoder, which is made while the engine makes the first audio."""
-    making: asyncio.Future[AudioEncoder]
+def _opening_encoder(services: Services, plan: SpeechPlan) -> Iterator[asyncio.Future[AudioEncoder]]:
+    """A future of the encoder, which is opened while the engine generates the first audio."""
+    opening: asyncio.Future[AudioEncoder]
     if _is_cheap(plan):
-        making = asyncio.get_running_loop().create_future()
-        making.set_result(_encoder_of(services, plan))
+        opening = asyncio.get_running_loop().create_future()
+        opening.set_result(_encoder_of(services, plan))
     else:
-        making = asyncio.create_task(asyncio.to_thread(_encoder_of, services, plan))
-        making.add_done_callback(lambda made: made.cancelled() or made.exception())  # it may not be asked for
+        opening = asyncio.create_task(asyncio.to_thread(_encoder_of, services, plan))
+        opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # the future may never be awaited
     try:
-        yield making
+        yield opening
     finally:
-        making.cancel()
+        opening.cancel()
 
 
 def _is_cheap(plan: SpeechPlan) -> bool:
@@ -164,7 +171,7 @@ def _is_cheap(plan: SpeechPlan) -> bool:
 async def encoded(
     encoder: AudioEncoder, plan: SpeechPlan, pieces: AsyncIterator[Samples]
 ) -> AsyncGenerator[bytes, None]:
-    """`pieces` through `encoder`; nothing is yielded where the encoder keeps everything to itself for now."""
+    """Encode `pieces`. Nothing is yielded while the encoder buffers."""
     is_cheap = _is_cheap(plan)
     async for samples_CS in pieces:
         data = encoder.feed(samples_CS) if is_cheap else await asyncio.to_thread(encoder.feed, samples_CS)
@@ -178,7 +185,7 @@ async def encoded(
 async def _events(
     body: AsyncGenerator[bytes, None], speech: Speaking, encoder: AudioEncoder, record: RequestRecord
 ) -> AsyncGenerator[bytes, None]:
-    """OpenAI's events, for speech that goes well."""
+    """OpenAI's events for speech without errors."""
     async with aclosing(body):
         async for data in body:
             yield _event("speech.audio.delta", {"audio": base64.b64encode(data).decode()})

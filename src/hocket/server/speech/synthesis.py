@@ -1,6 +1,7 @@
-"""From a request's body to its audio: what to say in which voice, and saying it piece by piece.
+"""From a request's body to its audio: the plan of texts, voice and seeds, and its synthesis segment
+by segment.
 
-The websocket, the batch and the plain route all speak through `speaking`.
+The plain route, the batch and the WebSocket all use `speaking`.
 """
 
 from __future__ import annotations
@@ -25,38 +26,43 @@ from hocket.server.speech.voice import ResolvedVoice, resolve_reference, resolve
 from hocket.text.normalize import normalize
 from hocket.text.segment import split_text
 
-#: Odd, and far from a simple fraction of 2^63: the seeds of a long text's pieces do not meet those of nearby seeds.
+#: Odd, and far from a simple fraction of 2^63, so that the segments of nearby seeds get different
+#: seeds.
 _SEED_STRIDE = 0x1E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechPlan:
-    """A request that was understood. The texts are spoken in this order and joined."""
+    """A validated request, ready for the engine. Its texts are spoken in this order and joined."""
 
     texts: tuple[str, ...]
     body: SpeechBody
-    #: Of the request, for a checkpoint that has one.
+    #: The request's task, where the checkpoint has one.
     task_type: TaskType | None
-    #: A speaker of the model.
+    #: Name of a speaker that the model knows.
     voice: str | None
     reference: Reference | None
     reference_text: str | None
     seed: int
     response_format: ResponseFormat
-    #: Whether the audio is wanted as it is made.
+    #: Whether the audio is sent as it is generated.
     streaming: bool
 
     @property
     def is_repeatable(self) -> bool:
-        """The same request would come to the same speech: its seed was not drawn here, or nothing is drawn."""
+        """Whether the same request gives the same speech: it brought its seed, or decoding is
+        greedy.
+        """
         return self.body.seed is not None or self.body.temperature == 0
 
     def request(self, i: int, max_frames: int | None) -> SpeechRequest:
-        """What the engine is asked for text `i`: the i-th seed, and its share of the wanted and the least length."""
+        """The engine's request for text `i`, with its own seed and its share of the target and
+        minimum length.
+        """
         body = self.body
         text = self.texts[i]
         share = len(text) / sum(map(len, self.texts))
-        least = math.ceil((body.min_new_tokens or 0) * share)
+        min_frames = math.ceil((body.min_new_tokens or 0) * share)
         return SpeechRequest(
             text=text,
             language=body.language,
@@ -70,17 +76,19 @@ class SpeechPlan:
             sampling=body.sampling,
             seed=segment_seed(self.seed, i),
             max_frames=max_frames,
-            min_frames=least if max_frames is None else min(least, max_frames),
+            min_frames=min_frames if max_frames is None else min(min_frames, max_frames),
         )
 
 
 def segment_seed(seed: int, i: int) -> int:
-    """The seed of the i-th piece of a long text: the request's own for the first, documented steps from it after."""
+    """Seed of the i-th segment of a text: the request's own for the first, then in documented
+    steps.
+    """
     return (seed + i * _SEED_STRIDE) & MAX_SEED
 
 
 async def plan_speech(services: Services, body: SpeechBody) -> SpeechPlan:
-    """Check what only the server can check, and fetch the voice.
+    """Check what only the server can check, and resolve the voice.
 
     Raises InvalidRequestError with the client's name of the field at fault, and ApiError.
     """
@@ -137,7 +145,7 @@ async def _plan(services: Services, body: SpeechBody) -> SpeechPlan:
 
 
 def _check_x_vector_only(value: bool, task: TaskType | None, found: ResolvedVoice, words: str | None) -> None:
-    """Raises InvalidRequestError where the field would change nothing."""
+    """Raises InvalidRequestError where the field would have no effect."""
     name = "x_vector_only_mode"
     if task not in (None, "Base"):
         raise InvalidRequestError(
@@ -155,15 +163,18 @@ def _check_x_vector_only(value: bool, task: TaskType | None, found: ResolvedVoic
 
 
 async def segments_of(services: Services, text: str, language: str | None) -> tuple[str, ...]:
-    """`text` as it was written, in pieces that are not too long to be spoken at once."""
-    most, front = services.segment_characters, services.client.info.text_front
+    """Split `text` into segments that the model can speak at once.
+
+    Lengths are those after normalization.
+    """
+    max_characters, front = services.segment_characters, services.client.info.text_front
     if front is None:
-        return tuple(split_text(text, most))
-    return tuple(await asyncio.to_thread(split_text, text, most, lambda piece: len(normalize(piece, language))))
+        return tuple(split_text(text, max_characters))
+    return tuple(await asyncio.to_thread(split_text, text, max_characters, lambda part: len(normalize(part, language))))
 
 
 class Speaking:
-    """A plan on its way through the engine. One piece at a time, so that a request never holds more than one row."""
+    """Synthesis of a plan. Segments run one by one, so that a request holds a single row."""
 
     def __init__(self, services: Services, plan: SpeechPlan, record: RequestRecord) -> None:
         self.plan = plan
@@ -171,7 +182,7 @@ class Speaking:
         info = services.client.info
         self.sample_rate, self.channels, self._format = info.sample_rate, info.channels, info.samples
         self.frames = 0
-        #: Of all prompts: template, text and reference.
+        #: Prompt rows of all segments: template, text and reference.
         self.prompt_rows = 0
         self.samples = 0
         self.finish_reason: FinishReason = "stop"
@@ -182,7 +193,10 @@ class Speaking:
         return self.samples / self.sample_rate
 
     async def pieces(self) -> AsyncGenerator[Samples, None]:
-        """[C, S] as the engine makes them. Raises HocketError with the client's name of the field at fault."""
+        """[C, S] as the engine makes them.
+
+        Raises HocketError with the client's name of the field at fault.
+        """
         try:
             for i in range(len(self.plan.texts)):
                 left = self._frames_left()
@@ -214,13 +228,13 @@ class Speaking:
         record = self._record
         if record.first_audio_seconds is None:
             record.first_audio_seconds = record.age_seconds
-            if self.plan.streaming:  # the first chunk of a whole answer is a large one, and nobody hears it
+            if self.plan.streaming:  # not of a whole response, whose first chunk is large and not sent
                 self._services.metrics.first_audio(record.age_seconds)
         self.samples += samples_CS.shape[1]
         record.audio_seconds = self.audio_seconds
 
     def _ended(self, end: RequestEnd, frames: int) -> None:
-        # Nobody here has cancelled it, for then nobody would be reading.
+        # A cancellation by the client would have ended this reader, so the engine is stopping.
         if end.finish_reason == "cancelled":
             raise EngineStoppedError("the server is about to stop and ended this request; send it again")
         if not frames:
@@ -229,10 +243,12 @@ class Speaking:
         if self.finish_reason == "stop":
             self.finish_reason = end.finish_reason
         self._record.reason = self.finish_reason
-        self._services.metrics.piece_ended(end.finish_reason, end.timings.late_seconds, frames)
+        self._services.metrics.segment_ended(end.finish_reason, end.timings.late_seconds, frames)
 
     def _no_audio(self) -> ApiError:
-        """The model has stopped before its first frame, so a text would be missing from the speech."""
+        """Error for a model that stopped before its first frame: the text would be missing from the
+        speech.
+        """
         what = "the model ended the speech before its first frame"
         if self.plan.is_repeatable:
             return ApiError(
@@ -241,11 +257,11 @@ class Speaking:
         return ApiError(500, f"{what}; send the request again, it then gets another seed", code="no_audio")
 
     def _frames_left(self) -> int | None:
-        most = self.plan.body.max_new_tokens
-        return None if most is None else most - self.frames
+        max_frames = self.plan.body.max_new_tokens
+        return None if max_frames is None else max_frames - self.frames
 
     def silence(self, ms: float) -> Samples:
-        """[C, S] in the form that the engine's samples have."""
+        """Silence [C, S] in the engine's sample format."""
         return np.zeros((self.channels, round(self.sample_rate * ms / 1000)), self._format)
 
 
@@ -253,10 +269,12 @@ class Speaking:
 async def speaking(
     services: Services, plan: SpeechPlan, record: RequestRecord
 ) -> AsyncIterator[tuple[Speaking, AsyncIterator[Samples]]]:
-    """Speak `plan`: the first audio is there when this is entered, and leaving it early cancels the rest.
+    """Synthesize `plan`.
 
-    Raises what is wrong with the request, CapacityError (503) when the first audio takes too long, and ApiError (504)
-    when the whole does. A deadline is one of the body of the `async with`, too.
+    The first audio exists when this is entered, and leaving it early cancels the rest.
+
+    Raises the errors of the request, CapacityError (503) when the first audio takes too long, and
+    ApiError (504) when the whole does. The deadlines cover the body of the `async with`, too.
     """
     settings = services.settings
     speech = Speaking(services, plan, record)

@@ -1,6 +1,7 @@
 """The voice of a request: a named one, or a recording that came with it.
 
-An inline recording goes before a voice's name, whatever the name is: clients of other servers must send some name.
+An inline recording takes precedence over a voice's name, because clients of other servers must send
+some name.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from hocket.errors import InvalidRequestError, ReferenceAudioError
 from hocket.server.services import Services
 from hocket.server.speech.fetch import fetch_reference
 
-#: Voices that an error lists.
-_SOME = 5
+#: Number of voices that an error lists.
+_SHOWN_VOICES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedVoice:
-    """Who speaks: a recording and its words if they are known, a speaker of the model, or the model's own choice."""
+    """A recording with its transcript if known, a speaker of the model, or neither: the model's own
+    choice.
+    """
 
     reference: Reference | None = None
     words: str | None = None
@@ -28,7 +31,7 @@ class ResolvedVoice:
 
 
 async def resolve_voice(services: Services, name: str, param: str) -> ResolvedVoice:
-    """What to clone for the voice `name`, and the words of it. Raises InvalidRequestError, naming `param`."""
+    """The voice called `name`. Raises InvalidRequestError, naming `param`."""
     info = services.client.info
     codec = None if info.voice_traits.hears_recordings else info.codec_id
     try:
@@ -40,16 +43,16 @@ async def resolve_voice(services: Services, name: str, param: str) -> ResolvedVo
         return ResolvedVoice(builtin.codes, builtin.reference_text)
     except VoiceNotFoundError:
         known = [voice.name for voice in await asyncio.to_thread(services.voices.listed)]
-        more = ", ..." if len(known) > _SOME else ""
+        more = ", ..." if len(known) > _SHOWN_VOICES else ""
         raise InvalidRequestError(
-            f"there is no voice {name!a}; some are {', '.join(known[:_SOME])}{more}", param=param
+            f"there is no voice {name!a}; some are {', '.join(known[:_SHOWN_VOICES])}{more}", param=param
         ) from None
     except InvalidRequestError as error:
         raise error.renamed({"name": param, "voice": param}) from None
 
 
 async def resolve_reference(services: Services, source: str) -> ResolvedVoice:
-    """The recording at the address `source`, or the uploaded voice of that name.
+    """The recording at the URL `source`, or the uploaded voice of that name.
 
     Raises InvalidRequestError, naming `reference_audio`.
     """
@@ -59,7 +62,7 @@ async def resolve_reference(services: Services, source: str) -> ResolvedVoice:
 
 
 async def fetch(services: Services, address: str, param: str) -> bytes:
-    """The bytes behind a data: or http(s): or file: address. Raises ReferenceAudioError, naming `param`."""
+    """The bytes at a data:, http(s): or file: URL. Raises ReferenceAudioError, naming `param`."""
     try:
         return await fetch_reference(address, services.settings.fetch)
     except ReferenceAudioError as error:

@@ -1,4 +1,6 @@
-"""What the WebSocket's events are called: in our own words, or in those of vLLM-Omni for clients that begin in them."""
+"""Names and fields of the WebSocket's events: Hocket's own, or vLLM-Omni's for clients that start
+in its form.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,24 @@ Event = dict[str, object]
 
 
 class Dialect(Protocol):
-    """The message for something that has happened; None where the client is not told.
+    """Makes the message of an event, or None where the client gets none.
 
-    The kinds are those of docs/websocket.md, and `sentence_end`, which our own clients do not need: in a stream, the
-    next thing that is heard says the same.
+    The kinds are those of docs/websocket.md, and `sentence_end`, which our own clients do not need:
+    in a stream, the next thing that is heard says the same.
     """
 
     def __call__(self, kind: str, fields: Mapping[str, object]) -> Event | None: ...
 
 
-def own_words(kind: str, fields: Mapping[str, object]) -> Event | None:
-    """docs/websocket.md."""
+def hocket_events(kind: str, fields: Mapping[str, object]) -> Event | None:
+    """The events of docs/websocket.md."""
     return None if kind == "sentence_end" else {"type": kind, **fields}
 
 
-class VllmOmni:
-    """The events of vLLM-Omni's `/v1/audio/speech/stream`, which names format and rate with every sentence."""
+class VllmOmniEvents:
+    """The events of vLLM-Omni's `/v1/audio/speech/stream`, which repeats format and rate with every
+    sentence.
+    """
 
     def __init__(self) -> None:
         self._format: Event = {}

@@ -1,4 +1,4 @@
-"""What a client says on the WebSocket (docs/websocket.md)."""
+"""The client's messages on the WebSocket (docs/websocket.md)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hocket.server.settings import ResponseFormat, ServerSettings
 
 
 class StartMessage(VoiceFields):
-    """How to speak from now on."""
+    """Sets how the following texts are spoken."""
 
     type: Literal["start"]
     response_format: ResponseFormat = "pcm"
-    #: Audio as binary messages, or as base64 in JSON, for clients that cannot tell the two kinds apart.
+    #: Audio as binary messages, or as base64 in JSON for clients that cannot handle both kinds.
     audio: Literal["binary", "base64"] = "binary"
-    #: For every utterance: the same text then sounds the same, wherever it comes in the session.
+    #: Seed of every utterance, so that a text sounds the same wherever it comes in the session.
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     text: str = ""
 
@@ -29,7 +29,7 @@ class StartMessage(VoiceFields):
         return _check_characters(value)
 
     def speech(self, text: str, seed: int) -> SpeechBody:
-        """The request to speak `text` in this way, with this message's names of the fields."""
+        """The request to speak `text`, with this message's names of fields for errors."""
         voice = {name: value for name, value in self if name in VoiceFields.model_fields}
         body = SpeechBody(input=text, seed=seed, **voice)
         body._given = self._given | {"input": "text"}
@@ -37,16 +37,17 @@ class StartMessage(VoiceFields):
 
 
 class ConfigMessage(StartMessage):
-    """`start` of vLLM-Omni's clients, which are answered in vLLM-Omni's words."""
+    """vLLM-Omni's form of `start`. Its clients get vLLM-Omni's events."""
 
     type: Literal["session.config"]  # type: ignore[assignment]
     response_format: ResponseFormat = "wav"
     audio: Literal["binary"] = "binary"
-    #: Audio as it is made, which only pcm can be here; otherwise every sentence comes whole, as a file of its own.
+    #: Whether audio is sent as it is generated, in pcm only; otherwise every sentence comes as a
+    #: file of its own.
     stream_audio: bool = False
-    #: "none": nothing is spoken before the text is complete, which is then spoken as one sentence, however long.
+    #: "none": the text is spoken as one sentence once it is complete, however long it is.
     split_granularity: Literal["none", "sentence"] = "sentence"
-    #: The models here do not say when they say what.
+    #: The models report no times of words.
     word_timestamps: Literal[False] = False
 
     @model_validator(mode="after")
@@ -59,7 +60,7 @@ class ConfigMessage(StartMessage):
 
 
 class TextMessage(Body):
-    """More text, cut anywhere."""
+    """More text, split at any character."""
 
     type: Literal["text", "input.text"]
     text: str
@@ -71,19 +72,19 @@ class TextMessage(Body):
 
 
 class FlushMessage(Body):
-    """The utterance is complete: speak what is left of it, and say `done`."""
+    """Ends the utterance: the remaining text is spoken, then `done` is sent."""
 
     type: Literal["flush", "input.done"]
 
 
 class CancelMessage(Body):
-    """Fall silent now and forget the text that waits."""
+    """Stops speech at once and drops the waiting text."""
 
     type: Literal["cancel"]
 
 
 class CloseMessage(Body):
-    """Speak what is left, then close."""
+    """Closes the socket once the remaining text is spoken."""
 
     type: Literal["close", "session.close"]
 
@@ -97,7 +98,7 @@ _MODELS: dict[str, type[Message]] = {
     "cancel": CancelMessage,
     "close": CloseMessage,
 }
-#: What vLLM-Omni's clients say.
+#: Messages of vLLM-Omni's clients.
 OMNI_MODELS: dict[str, type[Message]] = {
     "session.config": ConfigMessage,
     "input.text": TextMessage,
@@ -107,7 +108,7 @@ OMNI_MODELS: dict[str, type[Message]] = {
 
 
 def kind_of(document: dict[str, Any]) -> str:
-    """The message's type, known or not. Raises InvalidRequestError."""
+    """The message's type, which may be unknown. Raises InvalidRequestError."""
     kind = document.get("type")
     if isinstance(kind, str):
         return kind
@@ -115,7 +116,10 @@ def kind_of(document: dict[str, Any]) -> str:
 
 
 def read_message(kind: str, document: dict[str, Any], settings: ServerSettings) -> Message:
-    """`document`, whose type is `kind`. Raises InvalidRequestError, which names the field at fault."""
+    """`document`, of type `kind`, as a message.
+
+    Raises InvalidRequestError, naming the field at fault.
+    """
     model = (_MODELS | OMNI_MODELS).get(kind)
     if model is None:
         raise _wrong_kind(f"the type {kind[:40]!r} is unknown")
@@ -130,5 +134,5 @@ def _check_characters(text: str) -> str:
     if "\x00" in text:
         raise ValueError("contains a NUL character; remove it")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("contains half a surrogate pair; cut text between characters")
+        raise ValueError("contains half a surrogate pair; split text between characters")
     return text

@@ -1,6 +1,7 @@
-"""`GET /v1/audio/speech/stream`: text comes in piece by piece while audio goes out. docs/websocket.md has the messages.
+"""`GET /v1/audio/speech/stream`: text comes in while audio goes out (docs/websocket.md).
 
-Two tasks per socket: one listens, so that `cancel` is heard in the middle of a word; the other speaks.
+Two tasks run per socket: one receives, so that `cancel` takes effect in the middle of a word, the
+other speaks.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from hocket.server.services import Services, services_of
 from hocket.server.speech.encoders import encode_whole
 from hocket.server.speech.responses import encoded, new_encoder
 from hocket.server.speech.synthesis import SpeechPlan, plan_speech, segment_seed, segments_of, speaking
-from hocket.server.websocket.connection import Wire
-from hocket.server.websocket.dialects import VllmOmni, own_words
+from hocket.server.websocket.connection import SocketConnection
+from hocket.server.websocket.dialects import VllmOmniEvents, hocket_events
 from hocket.server.websocket.messages import (
     OMNI_MODELS,
     CancelMessage,
@@ -40,14 +41,14 @@ from hocket.text.segment import SentenceBuffer
 
 _LOG = logging.getLogger("hocket.request")
 
-#: Sentences and flushes that may wait. Characters have a limit of their own, which ordinary text meets first.
-_MOST_WAITING = 1000
-#: Voices are looked up for a text, before there is any.
+#: Maximum of waiting sentences and flushes. Ordinary text meets the limit of characters first.
+_MAX_WAITING = 1000
+#: Stands for the text when `start` is checked before any text has arrived.
 _ANY_TEXT = "a"
 
 
-class _Mark(enum.Enum):
-    """What waits between sentences."""
+class _Signal(enum.Enum):
+    """Entries of the queue between sentences."""
 
     FLUSH = enum.auto()
     CLOSE = enum.auto()
@@ -55,22 +56,22 @@ class _Mark(enum.Enum):
 
 @dataclass(slots=True)
 class _Utterance:
-    """What is said between two flushes."""
+    """The sentences between two flushes."""
 
-    #: Its place among all of the socket.
+    #: Position among the utterances of the socket.
     index: int
     sentences: int = 0
-    #: Audio made, at the natural pace.
+    #: Samples generated, before a change of speed.
     samples: int = 0
     finish_reason: FinishReason = "stop"
-    #: Bytes of audio that went before the sentence that is being sent.
+    #: Bytes of audio sent before the current sentence.
     sent_before: int | None = None
-    #: Its last sentence was taken from the queue.
+    #: Whether its last sentence was taken from the queue.
     complete: bool = False
 
 
 def websocket_router() -> APIRouter:
-    """The route."""
+    """The router with the WebSocket's route."""
     router = APIRouter()
 
     @router.websocket("/v1/audio/speech/stream")
@@ -81,65 +82,65 @@ def websocket_router() -> APIRouter:
 
 
 class _Session:
-    """One socket."""
+    """The state of one socket."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._services: Services = services_of(socket)
         self._settings = self._services.settings
-        self._wire = Wire(socket, self._settings.stall_seconds, self._settings.socket_idle_seconds)
+        self._connection = SocketConnection(socket, self._settings.stall_seconds, self._settings.socket_idle_seconds)
         self._record = record_of(socket)
         # From `start`
         self._plan: SpeechPlan | None = None
         self._buffer: SentenceBuffer
         self._as_base64 = False
-        #: Every sentence is sent as a file of its own.
+        #: Whether every sentence is sent as a file of its own.
         self._is_whole = False
-        #: Text is kept until it is complete.
+        #: Whether text is kept until it is complete.
         self._keeps_text = False
-        # From the listener to the speaker
+        # Handed from the receiving task to the speaking one
         self._kept = ""
-        self._waiting: asyncio.Queue[str | _Mark] = asyncio.Queue()
+        self._waiting: asyncio.Queue[str | _Signal] = asyncio.Queue()
         self._waiting_characters = 0
-        #: Text has come that no flush has followed.
+        #: Whether text has arrived since the last flush.
         self._is_open = False
         self._is_closing = self._is_cancelling = False
         self._cancelled = asyncio.Event()
-        # The speaker's
+        # State of the speaking task
         self._utterance = _Utterance(0)
         self._task: asyncio.Task[bool] | None = None
-        #: It has nothing to say.
+        #: Whether it waits for text.
         self._speaker_waits = True
 
     async def run(self) -> None:
-        """Until either side has had enough."""
-        await self._wire.accept()
-        tasks = (asyncio.create_task(self._listen()), asyncio.create_task(self._speak()))
+        """Run until either side closes."""
+        await self._connection.accept()
+        tasks = (asyncio.create_task(self._receive()), asyncio.create_task(self._speak()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._wire.end(done.pop().exception())
+        await self._connection.end(done.pop().exception())
 
-    # ---- listening
+    # ---- receiving
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         while True:
-            raw = await self._wire.receive(lambda: self._speaker_waits)
+            raw = await self._connection.receive(lambda: self._speaker_waits)
             try:
-                await self._obey(raw)
+                await self._handle(raw)
             except HocketError as error:
-                await self._wire.send_error(error)
+                await self._connection.send_error(error)
 
-    async def _obey(self, raw: str | None) -> None:
-        """Raises what is wrong with the message; the socket stays open, and nothing has changed."""
+    async def _handle(self, raw: str | None) -> None:
+        """Handle one message. After an error the socket stays open and nothing has changed."""
         if raw is None:
-            raise InvalidRequestError("binary messages mean nothing here; send JSON in text messages")
+            raise InvalidRequestError("binary messages are not supported; send JSON in text messages")
         document = read_json(raw.encode())
         kind = kind_of(document)
         if self._plan is None and kind in OMNI_MODELS:
-            self._wire.dialect = VllmOmni()  # errors, too, are for a client of that kind
+            self._connection.dialect = VllmOmniEvents()  # errors have this form, too
         message = read_message(kind, document, self._settings)
         if self._is_closing and not isinstance(message, CancelMessage):
             raise InvalidRequestError(f"after close, {message.type} comes too late; connect again", param="type")
@@ -160,7 +161,8 @@ class _Session:
         if self._is_open or not (self._speaker_waits and self._waiting.empty()):
             raise InvalidRequestError("start comes while text waits or is spoken; flush or cancel first", param="type")
         self._check_room(message.text)
-        # Every utterance has it, as if the client had given it: asking for the same again comes to the same.
+        # One seed for every utterance, as if the client had given it, so that the same text gives
+        # the same speech.
         seed = drawn_seed() if message.seed is None else message.seed
         plan = await plan_speech(self._services, message.speech(_ANY_TEXT, seed))
         encoder = await new_encoder(self._services, plan)
@@ -169,8 +171,8 @@ class _Session:
         omni = message if isinstance(message, ConfigMessage) else None
         self._is_whole = omni is not None and not omni.stream_audio
         self._keeps_text = omni is not None and omni.split_granularity == "none"
-        self._wire.dialect = own_words if omni is None else VllmOmni()
-        await self._wire.send_event(
+        self._connection.dialect = hocket_events if omni is None else VllmOmniEvents()
+        await self._connection.send_event(
             "started",
             request_id=self._record.id,
             model=self._services.model_name,
@@ -192,10 +194,12 @@ class _Session:
             self._put(sentence)
 
     def _check_room(self, text: str) -> None:
-        characters, most = self._waiting_characters + len(self._kept) + len(text), self._settings.max_characters
-        if characters > most or self._waiting.qsize() >= _MOST_WAITING:
+        characters = self._waiting_characters + len(self._kept) + len(text)
+        max_characters = self._settings.max_characters
+        if characters > max_characters or self._waiting.qsize() >= _MAX_WAITING:
             raise InvalidRequestError(
-                f"too much text waits to be spoken (at most {most} characters may); send this again later", param="text"
+                f"too much text waits to be spoken (at most {max_characters} characters may); send this again later",
+                param="text",
             )
 
     def _put(self, sentence: str) -> None:
@@ -209,7 +213,7 @@ class _Session:
             self._put(rest)
         self._kept = ""
         self._is_open = False
-        self._waiting.put_nowait(_Mark.FLUSH)
+        self._waiting.put_nowait(_Signal.FLUSH)
 
     async def _cancel(self) -> None:
         self._buffer.flush()
@@ -219,11 +223,11 @@ class _Session:
         self._waiting_characters = 0
         self._is_open = False
         if self._is_closing:
-            self._waiting.put_nowait(_Mark.CLOSE)
+            self._waiting.put_nowait(_Signal.CLOSE)
         assert self._task is not None
         self._is_cancelling = True
         self._task.cancel()
-        # What comes next must find the speaker silent, and its `done` sent.
+        # The next message is handled once speech has stopped and `done` is sent.
         self._cancelled.clear()
         await self._cancelled.wait()
 
@@ -231,21 +235,21 @@ class _Session:
         if self._is_open:
             self._flush()
         self._is_closing = True
-        self._waiting.put_nowait(_Mark.CLOSE)
+        self._waiting.put_nowait(_Signal.CLOSE)
 
     # ---- speaking
 
     async def _speak(self) -> None:
-        """Utterance after utterance, each in a task of its own so that `cancel` ends nothing else."""
-        goes_on = True
-        while goes_on:
-            self._task = asyncio.create_task(self._say_next())
+        """Speak the utterances, each in a task of its own, so that `cancel` ends nothing else."""
+        is_open = True
+        while is_open:
+            self._task = asyncio.create_task(self._speak_next())
             try:
                 await asyncio.wait((self._task,))
             finally:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
-            goes_on = self._task.cancelled() or self._task.result()
+            is_open = self._task.cancelled() or self._task.result()
             if self._is_cancelling:
                 self._is_cancelling = False
                 self._utterance.finish_reason = "cancelled"
@@ -253,62 +257,66 @@ class _Session:
                 self._cancelled.set()
             self._utterance = _Utterance(self._utterance.index + 1)
 
-    async def _say_next(self) -> bool:
-        """The next utterance, from its first sentence to its `done`; False when the client wants to close."""
+    async def _speak_next(self) -> bool:
+        """Speak the next utterance up to its `done`; False when the client closes instead."""
         item = await self._next()
-        if item is _Mark.CLOSE:
+        if item is _Signal.CLOSE:
             return False
         try:
             if isinstance(item, str):
-                await self._say(item)
+                await self._speak_utterance(item)
         except HocketError as error:
             self._utterance.finish_reason = "error"
-            await self._wire.send_error(error)
+            await self._connection.send_error(error)
             await self._end_sentence(failed=True)
             while not self._utterance.complete:
                 await self._next()
         await self._send_done()
         return True
 
-    async def _next(self) -> str | _Mark:
+    async def _next(self) -> str | _Signal:
         self._speaker_waits = True
         item = await self._waiting.get()
         self._speaker_waits = False
         if isinstance(item, str):
             self._waiting_characters -= len(item)
-        self._utterance.complete = item is _Mark.FLUSH
+        self._utterance.complete = item is _Signal.FLUSH
         return item
 
-    async def _say(self, first: str) -> None:
-        """An utterance holds one place among all requests, and is one file, whatever its number of sentences."""
+    async def _speak_utterance(self, first: str) -> None:
+        """Speak an utterance.
+
+        It holds one slot and makes one file, whatever its number of sentences.
+        """
         assert self._plan is not None
         with self._services.admission.slot(self._record.caller, self._services.client.info.rows):
             if self._is_whole:
-                await self._say_files(first)
+                await self._speak_files(first)
                 return
             encoder = await new_encoder(self._services, self._plan)
-            # Both are closed here, at once: the engine must not go on for audio that nobody gets.
+            # Both are closed here, at once, so that the engine stops as soon as the audio is not
+            # wanted.
             async with (
                 aclosing(self._sentences(first)) as samples,
                 aclosing(encoded(encoder, self._plan, samples)) as body,
             ):
                 async for data in body:
-                    await self._wire.send_audio(data, as_base64=self._as_base64)
+                    await self._connection.send_audio(data, as_base64=self._as_base64)
 
-    async def _say_files(self, first: str) -> None:
+    async def _speak_files(self, first: str) -> None:
         assert self._plan is not None
-        item: str | _Mark = first
+        item: str | _Signal = first
         while isinstance(item, str):
             async with aclosing(self._sentence(item, pause_ms=0.0)) as pieces:
                 whole_CS = np.concatenate([samples_CS async for samples_CS in pieces], axis=1)
             rate, speed = self._services.client.info.sample_rate, self._plan.body.speed
             audio = await asyncio.to_thread(encode_whole, self._plan.response_format, whole_CS, rate, speed)
-            await self._wire.send_audio(audio.body, as_base64=False)
+            await self._connection.send_audio(audio.body, as_base64=False)
             await self._end_sentence()
             item = await self._next()
 
     async def _sentences(self, first: str) -> AsyncGenerator[Samples, None]:
-        item: str | _Mark = first
+        item: str | _Signal = first
         while isinstance(item, str):
             pause_ms = self._settings.segment_pause_ms if self._utterance.sentences else 0.0
             async with aclosing(self._sentence(item, pause_ms)) as pieces:
@@ -318,7 +326,7 @@ class _Session:
             item = await self._next()
 
     async def _sentence(self, text: str, pause_ms: float) -> AsyncGenerator[Samples, None]:
-        """A request to the engine, with a log line of its own; a pause goes before it."""
+        """Audio of one sentence after a pause: a request to the engine, with a log line of its own."""
         assert self._plan is not None
         utterance, session = self._utterance, self._record
         index = utterance.sentences
@@ -339,8 +347,8 @@ class _Session:
             async with speaking(self._services, plan, record) as (speech, pieces):
                 pause_CS = speech.silence(pause_ms)
                 utterance.samples += pause_CS.shape[1]
-                utterance.sent_before = self._wire.audio_bytes
-                await self._wire.send_event(
+                utterance.sent_before = self._connection.audio_bytes
+                await self._connection.send_event(
                     "sentence",
                     utterance=utterance.index,
                     index=index,
@@ -363,15 +371,15 @@ class _Session:
 
     async def _end_sentence(self, *, failed: bool = False) -> None:
         utterance = self._utterance
-        if utterance.sent_before is None:  # it never began
+        if utterance.sent_before is None:  # the sentence has not begun
             return
-        sent, utterance.sent_before = self._wire.audio_bytes - utterance.sent_before, None
-        await self._wire.send_event(
+        sent, utterance.sent_before = self._connection.audio_bytes - utterance.sent_before, None
+        await self._connection.send_event(
             "sentence_end", utterance=utterance.index, index=utterance.sentences - 1, bytes=sent, failed=failed
         )
 
     def _seconds(self) -> float:
-        """How long the utterance plays, so far."""
+        """Length of the utterance so far, as played."""
         if self._plan is None or not self._utterance.samples:
             return 0.0
         return round(self._utterance.samples / self._services.client.info.sample_rate / self._plan.body.speed, 6)
@@ -379,7 +387,7 @@ class _Session:
     async def _send_done(self) -> None:
         utterance = self._utterance
         self._speaker_waits = True  # before a client can answer with `start`
-        await self._wire.send_event(
+        await self._connection.send_event(
             "done",
             utterance=utterance.index,
             finish_reason=utterance.finish_reason,
