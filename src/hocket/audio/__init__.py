@@ -1,1 +1,5 @@
-"""Audio files and recordings: `io` reads and writes, `reference` prepares recordings, `codes_file` keeps codes."""
+"""Audio and codes outside a model: files, formats, resampling, and recordings as references.
+
+Others use `io` (decode and encode audio), `reference` (prepare a recording for a codec),
+`codes_file` (codes on disk) and `files` (atomic writes). Nothing here knows a model.
+"""

@@ -1,1 +1,5 @@
-"""Text on its way to tokens: `tokenizer`, `join`, `segment`, `pauses`, `normalize`."""
+"""Text before it is a prompt: tokens, normalization, pieces, pauses, joins.
+
+Others use `tokenizer.TextTokenizer`, `normalize.normalize_request`, `segment.split_text` and
+`SentenceBuffer`, `pauses.PAUSE` and `join.join_texts`. Nothing here knows a model.
+"""

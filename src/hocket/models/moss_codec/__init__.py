@@ -1,1 +1,1 @@
-"""MOSS-Audio-Tokenizer v1 and v2. `family.codec_plan` is its face."""
+"""MOSS-Audio-Tokenizer: a codec of causal transformers around a residual quantizer."""

@@ -1,1 +1,1 @@
-"""MOSS-TTS-Local v1.5: backbone and depth transformer. `family.talker_plan` is its face."""
+"""MOSS-TTS-Local: a Qwen3 backbone, and a depth transformer that draws all codes of a frame."""

@@ -1,1 +1,1 @@
-"""The 12 Hz codec of Qwen3-TTS. `family.codec_plan` is its face."""
+"""The 12 Hz codec of Qwen3-TTS: convolutions around a windowed transformer, and Mimi's encoder."""

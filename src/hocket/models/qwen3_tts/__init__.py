@@ -1,1 +1,3 @@
-"""Qwen3-TTS (12 Hz): backbone and code predictor. `family.talker_plan` is its face."""
+"""Qwen3-TTS (12 Hz): a Qwen3 backbone that draws the first code of a frame, and a code
+predictor.
+"""
