@@ -17,9 +17,9 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def read_codes(path: Path) -> NDArray[np.int64]:
-    """The codes in a `.npy` file of any integer type, as int64 [frames, codebooks].
+    """Read the codes in a `.npy` file of any integer type, as int64 [frames, codebooks].
 
-    How many codebooks, and up to which code, is the model's to check. Raises AudioFileError, naming the file.
+    The model checks the number of codebooks and the range. Raises AudioFileError naming the file.
     """
     try:
         if path.exists() and not path.is_file():
@@ -42,7 +42,9 @@ def read_codes(path: Path) -> NDArray[np.int64]:
 
 
 def as_codes(array: NDArray[Any], name: str) -> NDArray[np.int64]:
-    """`array` as int64 [frames, codebooks]; AudioFileError, calling it `name`, when it cannot be codes."""
+    """`array` as int64 [frames, codebooks]. Raises AudioFileError naming `name` when it has no
+    codes.
+    """
     if not np.issubdtype(array.dtype, np.integer):
         raise AudioFileError(f"{name} holds {array.dtype} values; codes are integers")
     if array.ndim != 2:
@@ -56,14 +58,16 @@ def as_codes(array: NDArray[Any], name: str) -> NDArray[np.int64]:
 
 
 def check_codes_writable(path: Path) -> None:
-    """Whether codes could be written to `path`, before any model work. Raises AudioFileError."""
+    """Check, before any model work, that codes can be written to `path`. Raises AudioFileError."""
     if path.suffix.lower() != ".npy":
         raise AudioFileError(f"cannot write codes to {str(path)!r}: give it the suffix .npy")
     check_replaceable(path)
 
 
 def write_codes(path: Path, codes: NDArray[np.int64]) -> None:
-    """Write `codes` [frames, codebooks], whole or not at all. No frames is a valid file. Raises AudioFileError."""
+    """Write `codes` [frames, codebooks] atomically; zero frames are valid. Raises
+    AudioFileError.
+    """
     check_codes_writable(path)
     buffer = io.BytesIO()
     np.save(buffer, codes.astype(np.int64, copy=False), allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Writing a file so that its path holds the old content or the whole new one, never a part."""
+"""Atomic writes: a path holds either its old content or the whole new one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hocket.errors import AudioFileError
 
 
 def check_replaceable(path: Path) -> None:
-    """The cheap part of "can this file be written": its folder exists and takes new files, and it is no folder itself.
+    """Check cheaply that a file can be written: its folder is writable and `path` is not a folder.
 
-    Raises AudioFileError, naming the path.
+    Raises AudioFileError naming the path.
     """
     try:
         folder = path.resolve().parent
@@ -32,10 +32,10 @@ def check_replaceable(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` beside `path` and rename it into place, with the permissions that the umask gives a new file.
+    """Write `data` beside `path` and rename it into place, with the permissions of the umask.
 
-    Whatever interrupts it (a full disk, Ctrl-C), `path` keeps what it held and nothing is left beside it. A link is
-    followed, so it stays a link. Raises AudioFileError.
+    When it is interrupted (a full disk, Ctrl-C), `path` keeps its content and no file is left
+    beside it. A link is followed, so it stays a link. Raises AudioFileError.
     """
     check_replaceable(path)
     target = path.resolve()

@@ -1,4 +1,4 @@
-"""Audio in and out: any file to planar float32, planar float32 to a file, and one sample rate to another."""
+"""Decodes audio files to planar float32, encodes them, and resamples."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 MAX_CHANNELS = 8
 MAX_SAMPLE_RATE = 192_000
 
-# ---------------------------------------------------------------------------------------------------- reading
+# ----------------------------------------------------------------------------------------- reading
 
-#: Containers that state their length, and how many seconds of it may be missing before a file counts as cut short:
-#: codec delay and rounding stay under 0.2 s even at 8 kHz. The other containers (mp3, ADTS) are bare sequences of
-#: packets: FFmpeg guesses their length from a bit rate, and any part of one is a whole file.
+#: Containers that state their length, and the seconds that may be missing before a file counts as
+#: cut short: codec delay and rounding stay under 0.2 s even at 8 kHz. Other containers (mp3, ADTS)
+#: are bare sequences of packets: FFmpeg guesses their length from a bit rate, and any part of one
+#: is valid.
 _STATED_LENGTH_TOLERANCE_SECONDS = {
     "flac": 0.001,
     "wav": 0.25,
@@ -36,18 +37,20 @@ _STATED_LENGTH_TOLERANCE_SECONDS = {
     "matroska,webm": 0.25,
     "mov,mp4,m4a,3gp,3g2,mj2": 0.25,
 }
-#: Sizes from here up are what programs write into a WAV header when they stream and do not know the size.
+#: Sizes from here on mark a WAV header that was streamed without knowing the size.
 _WAV_UNKNOWN_SIZE = 0x7FFF0000
 
 
 def decode_audio(source: Path | bytes, *, max_bytes: int, max_seconds: float) -> AudioArray:
-    """The first audio track of a file, or of the bytes of one, as it is: its rate, its channels, float32.
+    """Decode the first audio track of a file or of its bytes to float32, at its own rate and
+    channels.
 
-    Whatever FFmpeg reads is taken: wav, flac, mp3, ogg, m4a, aac, webm and more, up to 192 kHz and 8 channels.
-    Encoder delay and padding are trimmed as the container says. Decoding stops as soon as it passes `max_seconds`.
+    Every format that FFmpeg reads is accepted (wav, flac, mp3, ogg, m4a, aac, webm and more), up to
+    192 kHz and 8 channels. Encoder delay and padding are trimmed as the container says. Decoding
+    stops once it passes `max_seconds`.
 
-    Raises AudioFileError, naming the file: missing, a folder, empty, not audio, without an audio track, corrupt,
-    cut short, or over a limit.
+    Raises AudioFileError naming the file: missing, a folder, empty, not audio, without an audio
+    track, corrupt, cut short, or over a limit.
     """
     name = repr(str(source)) if isinstance(source, Path) else "the audio"
     data = _read_bytes(source, max_bytes, name) if isinstance(source, Path) else source
@@ -58,8 +61,9 @@ def decode_audio(source: Path | bytes, *, max_bytes: int, max_seconds: float) ->
     if _wav_is_cut_short(data):
         raise AudioFileError(f"{name} is cut short: its header promises more bytes than it has")
     try:
-        # FFmpeg opens what a playlist or a concat script names, be it a local file or a URL. No protocol has the name
-        # "none", so every such opening fails. Tags that are not UTF-8 are no reason to refuse a recording.
+        # FFmpeg opens what a playlist or a concat script names, be it a local file or a URL. No
+        # protocol has the name "none", so every such opening fails. Tags that are not UTF-8 are no
+        # reason to refuse a recording.
         with av.open(
             io.BytesIO(data), "r", options={"protocol_whitelist": "none"}, metadata_errors="ignore"
         ) as container:
@@ -84,7 +88,9 @@ def _read_bytes(path: Path, max_bytes: int, name: str) -> bytes:
 
 
 def _wav_is_cut_short(data: bytes) -> bool:
-    """FFmpeg silently shortens the stated length of a WAV file to what is there, so the header is read here."""
+    """Read the header, because FFmpeg silently shortens the stated length of a truncated WAV
+    file.
+    """
     stated_bytes = int.from_bytes(data[4:8], "little") + 8
     return data[:4] == b"RIFF" and len(data) < stated_bytes < _WAV_UNKNOWN_SIZE
 
@@ -124,18 +130,20 @@ def _decode_container(container: av.container.InputContainer, name: str, max_sec
 
 
 def _stated_seconds(container: av.container.InputContainer, stream: av.AudioStream) -> float | None:
-    """The length that the header states, in seconds; None where there is none or FFmpeg only guesses it."""
+    """Length that the header states, in seconds; None where FFmpeg would only guess it."""
     if container.format.name not in _STATED_LENGTH_TOLERANCE_SECONDS:
         return None
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
-    if container.duration and not container.streams.video:  # of the longest track, so with a video not the audio's
+    if container.duration and not container.streams.video:  # the longest track's, which may be the video
         return container.duration / av.time_base
     return None
 
 
 def _frame_samples(frame: av.AudioFrame) -> NDArray[np.float32]:
-    """Samples [C, S] of one decoded frame. Integers are divided by their full scale (32768 for 16 bits)."""
+    """Samples [C, S] of one decoded frame; integers are divided by full scale (32768 for 16
+    bits).
+    """
     samples = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T
@@ -148,22 +156,25 @@ def _frame_samples(frame: av.AudioFrame) -> NDArray[np.float32]:
     return floats
 
 
-# ---------------------------------------------------------------------------------------------------- resampling
+# ------------------------------------------------------------------------------------- resampling
 
 _LOWPASS_ZEROS = 6
 _ROLLOFF = 0.99
-#: Output phases computed by one convolution. Its kernel is dense over the inputs of all of them, so more phases mean
-#: more multiplications by zero, fewer mean more calls: 60 s of stereo, 44.1 to 48 kHz, take 0.1 s of one core with 64.
+#: Output phases of one convolution. Its kernel is dense over the inputs of all phases, so more
+#: phases mean more multiplications by zero and fewer mean more calls: 60 s of stereo, 44.1 to 48
+#: kHz, take 0.1 s of one core with 64.
 _PHASES = 64
 
 
 def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> NDArray[np.float32]:
-    """float32 [C, S] at `from_rate` Hz to [C, ceil(S * to_rate / from_rate)] at `to_rate` Hz.
+    """Resample float32 [C, S] from `from_rate` Hz to [C, ceil(S * to_rate / from_rate)] at
+    `to_rate` Hz.
 
-    A Hann-windowed sinc, six zero crossings wide, cut off at 0.99 of the lower Nyquist frequency: the defaults of
-    torchaudio.functional.resample, because that is what the models' own processors use and another kernel gives other
-    codes (spec/moss 1.8). The kernel is evaluated in float32, as it is there, but for 64 phases at a time: 44101 to
-    48000 Hz needs a kernel of 64 x 74 and not one of 48000 x 44115 (8 GiB).
+    The kernel is a Hann-windowed sinc, six zero crossings wide, cut off at 0.99 of the lower
+    Nyquist frequency. These are the defaults of torchaudio.functional.resample, which the models'
+    own processors use; another kernel gives other codes (spec/moss 1.8). As there, it is evaluated
+    in float32, but for 64 phases at a time: 44101 to 48000 Hz needs a kernel of 64 x 74 instead of
+    48000 x 44115 (8 GiB).
     """
     divisor = math.gcd(from_rate, to_rate)
     down, up = from_rate // divisor, to_rate // divisor
@@ -172,7 +183,8 @@ def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> N
     cutoff = min(down, up) * _ROLLOFF
     half_taps = math.ceil(_LOWPASS_ZEROS * down / cutoff)
 
-    # A period is `down` inputs and `up` outputs; output p of a period lies p * down / up inputs after its start.
+    # A period is `down` inputs and `up` outputs; output p of a period lies p * down / up inputs
+    # after its start.
     length = -(-samples_CS.shape[1] * up // down)
     periods = -(-length // up)
     right = max(0, periods * down + half_taps + 1 - samples_CS.shape[1])
@@ -184,8 +196,8 @@ def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> N
         tap_K = np.arange(first_tap, last_tap + 1)
         time_PK = (-phase_P.astype(np.float32) / np.float32(up))[:, None] + tap_K.astype(np.float32) / np.float32(down)
         kernel_PK = _windowed_sinc(time_PK * np.float32(cutoff)) * np.float32(cutoff / down)
-        # Only the inputs that each period needs. A strided convolution would read everything between them, too: 86 s
-        # for a minute from 191999 Hz, where this takes one.
+        # Only the inputs that each period needs. A strided convolution would also read everything
+        # between them: 86 s for a minute from 191999 Hz, where this takes one.
         windows_CTK = sliding_window_view(padded_CS[:, first_tap + half_taps :], len(tap_K), axis=1)
         inputs_CTK = np.ascontiguousarray(windows_CTK[:, ::down][:, :periods])
         output_CTP[:, :, start : start + _PHASES] = inputs_CTK @ kernel_PK.T
@@ -200,11 +212,11 @@ def _windowed_sinc(t: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.divide(np.sin(t), t, out=np.ones_like(t), where=t != 0) * window
 
 
-# ---------------------------------------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------------------------- writing
 
 
 class ByteSink(Protocol):
-    """What a container is written to. One that can also seek gets its header completed at the end."""
+    """The target of a container. If it can also seek, the header is completed at the end."""
 
     def write(self, data: bytes, /) -> int: ...
 
@@ -219,14 +231,16 @@ class AudioFormat:
     bits_per_second_per_channel: int | None = None
 
     def encoder_rate(self, sample_rate: int) -> int:
-        """`sample_rate` where the codec takes it, else its next higher rate, else its highest; in Hz."""
+        """`sample_rate` if the codec supports it, else its next higher rate, else its highest; in
+        Hz.
+        """
         rates = av.Codec(self.codec, "w").audio_rates
         if not rates or sample_rate in rates:
             return sample_rate
         return min((rate for rate in rates if rate > sample_rate), default=max(rates))
 
 
-#: By the suffix of a file.
+#: Formats by file suffix.
 FORMATS = {
     ".wav": AudioFormat("wav", "pcm_s16le"),
     ".flac": AudioFormat("flac", "flac"),
@@ -244,7 +258,7 @@ _MAX_WAV_BYTES = 2**32 - 2**10
 
 
 def check_writable(path: Path, *, float32: bool = False) -> None:
-    """Whether audio could be written to `path`, before any model work: a known suffix, a folder that takes files.
+    """Check, before any model work, that audio can be written: a known suffix, a writable folder.
 
     Raises AudioFileError.
     """
@@ -253,14 +267,15 @@ def check_writable(path: Path, *, float32: bool = False) -> None:
 
 
 def write_audio(path: Path, samples_CS: Samples, sample_rate: int, *, float32: bool = False) -> None:
-    """Write float32 or int16 [C, S] to `path`, whole or not at all, in the format of its suffix.
+    """Write float32 or int16 [C, S] to `path` atomically, in the format of its suffix.
 
-    `.wav` and `.flac` hold 16 bits: samples are clipped to [-1, 1], multiplied by 32768, rounded half to even and
-    limited to 32767. `float32=True` (`.wav` only) keeps them as they are. `.mp3`, `.m4a` and `.aac` take 96 kbit/s a
-    channel, `.opus`, `.ogg` and `.webm` are Opus at 64 kbit/s; samples are clipped to [-1, 1] first. A rate that the
-    codec does not take is resampled to its next higher one (or its highest). The same samples give the same bytes.
+    `.wav` and `.flac` hold 16 bits: samples are clipped to [-1, 1], multiplied by 32768, rounded
+    half to even and limited to 32767. `float32=True` (`.wav` only) keeps them as they are. `.mp3`,
+    `.m4a` and `.aac` have 96 kbit/s per channel; `.opus`, `.ogg` and `.webm` are Opus at 64 kbit/s;
+    samples are clipped to [-1, 1] first. A rate that the codec does not support is resampled to its
+    next higher one (or its highest). The same samples give the same bytes.
 
-    No samples give a file without samples. Raises AudioFileError.
+    Zero samples give a file without samples. Raises AudioFileError.
     """
     audio_format = _format_of(path, float32)
     if samples_CS.ndim != 2 or not 1 <= samples_CS.shape[0] <= MAX_CHANNELS:
@@ -293,11 +308,11 @@ def _format_of(path: Path, float32: bool) -> AudioFormat:
 
 
 def encode_audio(audio_format: AudioFormat, samples_CS: Samples, sample_rate: int) -> bytes:
-    """A whole file in memory, with all that its header can state: sizes, sample counts, encoder delay and padding.
+    """Encode a whole file in memory; its header states sizes, sample counts, delay and padding.
 
-    `sample_rate` is one that the codec takes. Raises av.FFmpegError or ValueError for what it refuses.
+    The codec must support `sample_rate`. Raises av.FFmpegError or ValueError for what it refuses.
     """
-    # MP4 counts its length in units of 1 ms if not told better.
+    # By default MP4 counts its length in units of 1 ms.
     options = {"movie_timescale": str(sample_rate)} if audio_format.muxer == "ipod" else {}
     buffer = io.BytesIO()
     container, stream = open_encoder(buffer, audio_format, sample_rate, samples_CS.shape[0], options, {})
@@ -309,9 +324,9 @@ def encode_audio(audio_format: AudioFormat, samples_CS: Samples, sample_rate: in
 
 
 def to_int16(samples: Samples) -> NDArray[np.int16]:
-    """Finite samples clipped to [-1, 1], multiplied by 32768, rounded half to even and limited to 32767.
+    """Clip finite samples to [-1, 1], multiply by 32768, round half to even and limit to 32767.
 
-    Those that are int16 already stay as they are.
+    int16 samples are returned as they are.
     """
     if samples.dtype == np.int16:
         return samples.astype(np.int16, copy=False)
@@ -319,12 +334,14 @@ def to_int16(samples: Samples) -> NDArray[np.int16]:
 
 
 def to_int16_on_device(samples: torch.Tensor) -> torch.Tensor:
-    """`to_int16` where the samples lie, to the bit. What is not finite becomes some number."""
+    """The bits of `to_int16`, computed on the samples' device. Non-finite samples become some
+    number.
+    """
     return samples.clamp(-1.0, 1.0).mul_(32768.0).round_().clamp_(max=32767.0).short()
 
 
 def to_float32(samples: Samples) -> NDArray[np.float32]:
-    """int16 divided by 32768, of which `to_int16` makes the same again; float32 stays as it is."""
+    """Divide int16 by 32768, the inverse of `to_int16`; float32 is returned as it is."""
     floats = samples.astype(np.float32, copy=False)
     return floats / np.float32(32768) if samples.dtype == np.int16 else floats
 
@@ -337,9 +354,9 @@ def open_encoder(
     muxer_options: dict[str, str],
     codec_options: dict[str, str],
 ) -> tuple[av.container.OutputContainer, av.AudioStream]:
-    """A container whose header is written to `file`, and its one stream. The same samples give the same bytes.
+    """Open a container on `file`, with one stream. The same samples give the same bytes.
 
-    `sample_rate` is one that the codec takes. Raises av.FFmpegError or ValueError for what it refuses.
+    The codec must support `sample_rate`. Raises av.FFmpegError or ValueError for what it refuses.
     """
     # "bitexact" leaves out versions, dates and random ids.
     container = av.open(file, "w", format=audio_format.muxer, options={"fflags": "+bitexact", **muxer_options})
@@ -354,9 +371,9 @@ def open_encoder(
 def encoder_frames(
     audio_format: AudioFormat, samples_CS: Samples, sample_rate: int, first: int = 0
 ) -> Iterator[av.AudioFrame]:
-    """Frames of at most a second, interleaved, in 16-bit integers where the codec is exact in them.
+    """Interleaved frames of at most a second, as 16-bit integers where the codec is exact in them.
 
-    `first` is the number of samples that went before.
+    `first` is the number of samples before these.
     """
     channels, length = samples_CS.shape
     made_SC: NDArray[Any]

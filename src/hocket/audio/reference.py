@@ -1,4 +1,4 @@
-"""A reference voice as the codec's encoder wants it: its rate, its channels, its loudness (spec/moss 1.8)."""
+"""Prepares reference recordings for a codec's encoder: rate, channels, loudness (spec/moss 1.8)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from hocket.errors import AudioFileError, ReferenceAudioError
 
 _TARGET_LOUDNESS_DB = -20.0
 _MAX_GAIN_DB = 3.0
-#: 20 dB above full scale: no recording overshoots so far, but integers passed as floats do (scipy's and wave's arrays).
+#: 20 dB above full scale: no recording overshoots so far, but integers passed as floats do (scipy's
+#: and wave's arrays).
 _MAX_PEAK = 10.0
 
 
 def load_reference_codes(reference: Reference) -> NDArray[np.int64] | None:
-    """The codes [frames, codebooks] of a reference that is an integer array or a `.npy` file; None when it is audio.
+    """Codes [frames, codebooks] of a reference that is an integer array or `.npy` file; None for
+    audio.
 
     Raises ReferenceAudioError.
     """
@@ -43,7 +45,7 @@ def load_reference_codes(reference: Reference) -> NDArray[np.int64] | None:
 def prepare_audio(
     source: Path | bytes, *, sample_rate: int, channels: int, max_seconds: float = math.inf
 ) -> NDArray[np.float32]:
-    """Any recording as float32 [channels, S] at `sample_rate` Hz, at its own loudness.
+    """Read a recording as float32 [channels, S] at `sample_rate` Hz, without a change of loudness.
 
     Channels follow the rule of `prepare_reference`. Raises AudioFileError.
     """
@@ -57,12 +59,13 @@ def prepare_audio(
 def prepare_reference(
     reference: Reference, *, sample_rate: int, channels: int, limits: ReferenceLimits, level: bool = True
 ) -> NDArray[np.float32]:
-    """Read a recording and bring it to float32 [channels, S] at `sample_rate` Hz, ready to be encoded.
+    """Read a recording and bring it to float32 [channels, S] at `sample_rate` Hz, ready to be
+    encoded.
 
-    With `level` it comes to about the loudness that every other has.
+    With `level` it is brought to about the loudness of all other references.
 
-    One channel is given to every channel of the codec, of more than it has the first ones are kept; a codec of one
-    channel gets their mean. Limits are checked before anything else is done. Raises ReferenceAudioError.
+    A mono recording is copied to every channel of the codec, surplus channels are dropped, and a
+    mono codec gets the mean. Limits are checked first. Raises ReferenceAudioError.
     """
     if isinstance(reference, PreparedReference):
         if reference.sample_rate != sample_rate or reference.samples.shape[0] != channels:
@@ -94,7 +97,9 @@ def prepare_reference(
 
 
 def normalise_loudness(samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Bring the mean power of all samples towards -20 dB of full scale, by 3 dB at most (spec/moss 1.8)."""
+    """Bring the mean power of all samples towards -20 dB of full scale, by 3 dB at most (spec/moss
+    1.8).
+    """
     power = float(np.mean(np.square(samples_CS, dtype=np.float64)))
     gain_db = np.clip(_TARGET_LOUDNESS_DB - 10.0 * np.log10(power + 1e-9), -_MAX_GAIN_DB, _MAX_GAIN_DB)
     return samples_CS * np.float32(10.0 ** (gain_db / 20.0))

@@ -1,7 +1,8 @@
-"""A codec as the engine sees it: codes to samples and back, in streams on rows, or whole recordings.
+"""A codec as the engine sees it: codes to samples and back, in streams on rows, or whole
+recordings.
 
-Streaming is exact: any chunking of a stream gives what the whole sequence gives. So a recording of any length goes
-through the same code, chunk by chunk, in bounded memory.
+Streaming is exact: any chunking of a stream gives what the whole sequence gives. So a recording of
+any length goes through the same code, chunk by chunk, in bounded memory.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class RingStage:
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """A convolution of a decoder between two tensors of as many channels, as benchmarks measure it."""
+    """A convolution of a decoder between two tensors of as many channels, as benchmarks measure
+    it.
+    """
 
     channels: int
     taps: int
@@ -66,7 +69,8 @@ class ConvShape:
 
 
 class Codec(nn.Module):
-    """Base of all codecs. A family implements the abstract methods; `decode_packed` only where `packs` is set.
+    """Base of all codecs. A family implements the abstract methods; `decode_packed` only where
+    `packs` is set.
 
     Call `finalize` once after the weights are in place.
     """
@@ -86,8 +90,8 @@ class Codec(nn.Module):
 
     @abstractmethod
     def state_spec(self, direction: Direction, max_frames: int | None = None) -> StateSpec:
-        """Layout of a stream's state. An encoder's streams hold at most `max_frames` frames each; None stands for
-        `config.max_recording_frames`.
+        """Layout of a stream's state. An encoder's streams hold at most `max_frames` frames each;
+        None stands for `config.max_recording_frames`.
         """
 
     @abstractmethod
@@ -95,17 +99,18 @@ class Codec(nn.Module):
         """Decode the next chunk of the streams on `rows_B` (distinct): codes -> samples float32
         [B, C, T * frame_samples].
 
-        N may be smaller than `n_codebooks`: the first N are used. `counts_B` is how many of the T frames are real for
-        each row (0..T); the rest is padding, whose samples mean nothing and which leaves no trace in the state.
-        Raises InvalidRequestError for codes, rows, counts or shapes that do not fit.
+        N may be smaller than `n_codebooks`: the first N are used. `counts_B` is how many of the T
+        frames are real for each row (0..T); the rest is padding, whose samples mean nothing and
+        which leaves no trace in the state. Raises InvalidRequestError for codes, rows, counts or
+        shapes that do not fit.
         """
 
     def decode_packed(self, codes_FN: Tensor, state: CodecState, pack: Packed) -> Tensor:
         """Decode the next chunks of several streams, packed: codes int64 [F, N] -> samples float32
         [C, F * frame_samples].
 
-        The result equals that of `decode`, but streams may have different numbers of frames without padding. Nothing
-        is checked, since a check would make the caller wait for the device.
+        The result equals that of `decode`, but streams may have different numbers of frames without
+        padding. Nothing is checked, since a check would make the caller wait for the device.
         """
         raise NotImplementedError(f"{type(self).__name__} does not pack")
 
@@ -118,11 +123,12 @@ class Codec(nn.Module):
         lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor:
-        """Encode the next chunk of the recordings on `rows_B`: float32 [B, C, T * frame_samples] -> int64
-        [B, T, n_codebooks].
+        """Encode the next chunk of the recordings on `rows_B`: float32 [B, C, T * frame_samples] ->
+        int64 [B, T, n_codebooks].
 
-        `lengths_B` is how many of the samples are real for each row; the rest is padding and leaves no trace. A length
-        within a frame ends its recording. Raises InvalidRequestError for rows, lengths or shapes that do not fit.
+        `lengths_B` is how many of the samples are real for each row; the rest is padding and leaves
+        no trace. A length within a frame ends its recording. Raises InvalidRequestError for rows,
+        lengths or shapes that do not fit.
         """
 
     @property
@@ -143,7 +149,9 @@ class Codec(nn.Module):
         return CodecState.allocate("decoder", spec, rows, max_chunk_frames, self._device)
 
     def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
-        """State for `rows` recordings, encoded at most `max_chunk_frames` frames at a time; see `state_spec`."""
+        """State for `rows` recordings, encoded at most `max_chunk_frames` frames at a time; see
+        `state_spec`.
+        """
         spec = self.state_spec("encoder", max_frames)
         return CodecState.allocate("encoder", spec, rows, max_chunk_frames, self._device)
 
@@ -154,7 +162,9 @@ class Codec(nn.Module):
     # Whole recordings
 
     def decode_whole(self, codes_TN: Tensor) -> Tensor:
-        """Codes of one recording -> samples float32 [C, T * frame_samples]. Memory does not grow with T."""
+        """Codes of one recording -> samples float32 [C, T * frame_samples]. Memory does not grow
+        with T.
+        """
         self._check_codes(codes_TN, 2, check_values=True)
         frames = codes_TN.shape[0]
         if frames == 0:
@@ -167,11 +177,15 @@ class Codec(nn.Module):
         return torch.cat(chunks, dim=-1)
 
     def encode_whole(self, samples_CS: Tensor, n_codebooks: int | None = None) -> Tensor:
-        """Samples of one recording of any length -> codes int64 [`config.reference_frames`(S), n_codebooks]."""
+        """Samples of one recording of any length -> codes int64 [`config.reference_frames`(S),
+        n_codebooks].
+        """
         return self.encode_batch([samples_CS], n_codebooks)[0]
 
     def encode_batch(self, samples: Sequence[Tensor], n_codebooks: int | None = None) -> list[Tensor]:
-        """Recordings float32 [C, S_i] of any lengths -> their codes int64 [T_i, n_codebooks], each as if alone."""
+        """Recordings float32 [C, S_i] of any lengths -> their codes int64 [T_i, n_codebooks], each
+        as if alone.
+        """
         n_codebooks = self._check_n_codebooks(n_codebooks)
         for samples_CS in samples:
             self._check_samples(samples_CS, 2)
@@ -213,7 +227,9 @@ class Codec(nn.Module):
             )
 
     def _check_whole_frames(self, samples_BCS: Tensor) -> int:
-        """Frames of a chunk of samples. Raises InvalidRequestError when it is not one or more whole ones."""
+        """Frames of a chunk of samples. Raises InvalidRequestError when it is not one or more whole
+        ones.
+        """
         self._check_samples(samples_BCS, 3)
         samples, frame_samples = samples_BCS.shape[-1], self.config.frame_samples
         if samples == 0 or samples % frame_samples:

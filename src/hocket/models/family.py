@@ -1,4 +1,5 @@
-"""A model family as the engine sees it: a talker, a codec, a prompt builder and the model's own recommendations.
+"""A model family as the engine sees it: a talker, a codec, a prompt builder and the model's own
+recommendations.
 
 The engine knows no model by name; `models/registry.py` does, and hands out these.
 """
@@ -23,7 +24,8 @@ from hocket.models.codec import Codec, CodecConfig
 from hocket.models.sampling import ResolvedSampling
 from hocket.models.talker import Talker, TalkerConfig
 
-#: Fields of a request that are the same in every family. A builder declares which of the others it takes.
+#: Fields of a request that are the same in every family. A builder declares which of the others it
+#: takes.
 COMMON_FIELDS = frozenset(
     {"text", "text_front", "voice", "reference", "reference_text", "sampling", "seed", "max_frames", "min_frames"}
 )
@@ -34,14 +36,18 @@ _WORD_IDS = 1000
 
 
 class PromptBuilder(Protocol):
-    """Turns requests into prompts. It is pure: the same request, codes and voices give the same rows.
+    """Turns requests into prompts. It is pure: the same request, codes and voices give the same
+    rows.
 
-    `needs` refuses, before anything is encoded, what the checkpoint cannot do; `build` gets what it asked for.
+    `needs` refuses, before anything is encoded, what the checkpoint cannot do; `build` gets what it
+    asked for.
     """
 
     @property
     def takes(self) -> frozenset[str]:
-        """Fields of `SpeechRequest` beyond `COMMON_FIELDS` that the family reads; a request with others is refused."""
+        """Fields of `SpeechRequest` beyond `COMMON_FIELDS` that the family reads; a request with
+        others is refused.
+        """
 
     def needs(self, request: SpeechRequest) -> ReferenceNeeds: ...
     def build(
@@ -53,10 +59,11 @@ class PromptBuilder(Protocol):
 
 
 class WorkloadPrompt(ABC):
-    """A prompt builder for benchmarks: prompts of as many rows as a workload says, without a tokenizer.
+    """A prompt builder for benchmarks: prompts of as many rows as a workload says, without a
+    tokenizer.
 
-    A request's text has a character for each row. Text ids are drawn by the request's seed, so that two texts share no
-    more pages than two real ones would: those of the template.
+    A request's text has a character for each row. Text ids are drawn by the request's seed, so that
+    two texts share no more pages than two real ones would: those of the template.
     """
 
     #: Prompt rows that are no text and no recording.
@@ -85,34 +92,38 @@ class WorkloadPrompt(ABC):
 
 
 class VoiceEncoder(Protocol):
-    """A mono recording at the talker's rate to a vector that a prompt row carries."""
+    """Turns a mono recording at the talker's rate into a vector that a prompt row carries."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def check_length(self, samples: int) -> None:
-        """Raises ReferenceAudioError when a recording of so many samples is too short."""
+        """Raise ReferenceAudioError when a recording of so many samples is too short."""
 
     def embed(self, samples_S: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTalker:
-    """A talker with its prompt builder, the sampling that its authors recommend, and what its folder adds to that."""
+    """A talker with its prompt builder, the sampling that its authors recommend, and what its
+    folder adds to that.
+    """
 
     talker: Talker
     prompt: PromptBuilder
     sampling: ResolvedSampling
     extras: Extras = field(default_factory=Extras)
-    #: Of a family whose `voice_size` is not 0.
+    #: Set by families whose `voice_size` is not 0.
     voice_encoder: VoiceEncoder | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CodecPlan:
-    """A codec before anything is loaded: what its config.json says, and how it is built from that."""
+    """A codec before anything is loaded: what its config.json says, and how it is built from
+    that.
+    """
 
     config: CodecConfig
     weight_table: Sequence[WeightEntry]
-    #: Bytes once it is loaded, in whatever form it keeps its weights.
+    #: Bytes of the loaded codec, in the form in which it keeps its weights.
     resident_bytes: int
     build: Callable[[], Codec]
     #: Names in a report, by the first part of a parameter's path in the weight table.
@@ -134,20 +145,22 @@ class CodecPlan:
 
 @dataclass(frozen=True, slots=True)
 class TalkerPlan:
-    """A talker before anything is loaded: what its config.json says, and how it is built from that."""
+    """A talker before anything is loaded: what its config.json says, and how it is built from
+    that.
+    """
 
     config: TalkerConfig
     weight_table: Sequence[WeightEntry]
     build: Callable[[], Talker]
-    #: From a checkpoint's folder to the talker on a device. Raises CheckpointError.
+    #: Loads a checkpoint's folder onto a device. Raises CheckpointError.
     load: Callable[[Path, torch.device], LoadedTalker]
-    #: The authors' recommendation where a checkpoint's folder has none of its own.
+    #: Recommended by the authors; a checkpoint's folder may override it.
     sampling: ResolvedSampling
     #: Prompts for benchmarks. Raises ConfigError for a checkpoint that cannot speak the workload.
     workload_prompt: Callable[[], WorkloadPrompt]
     #: Names in a report, by the first part of a parameter's path in the weight table.
     parts: Mapping[str, str]
-    #: More lines for a report.
+    #: Further lines of a report.
     facts: Mapping[str, str | int]
 
     def empty(self) -> Talker:

@@ -1,7 +1,9 @@
-"""The families by name, one line each, and the way from a checkpoint's folder to what an engine is made of.
+"""The families by name, one line each, and the way from a checkpoint's folder to what an engine is
+made of.
 
-Importing this imports neither torch nor a family: a family's package is imported when a checkpoint asks for it. Such a
-package holds `config.read_config` (a talker's; without torch) and `family.talker_plan` or `family.codec_plan`.
+Importing this imports neither torch nor a family: a family's package is imported when a checkpoint
+asks for it. Such a package holds `config.read_config` (a talker's; without torch) and
+`family.talker_plan` or `family.codec_plan`.
 """
 
 from __future__ import annotations
@@ -57,19 +59,23 @@ def builtin_model() -> Path:
 def talker_plan(folder: Path, dtype: torch.dtype) -> TalkerPlan:
     """Plan the talker in `folder` at `dtype`.
 
-    Raises ConfigError for a codec, another family or an inconsistent config.json, CheckpointError without one.
+    Raises ConfigError for a codec, another family or an inconsistent config.json, CheckpointError
+    without one.
     """
     return plan_talker(_config_of(folder, "talker"), dtype)
 
 
 def plan_talker(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
-    """Plan the talker of a parsed config.json, whose `model_type` must be one of `TALKERS`. Raises ConfigError."""
+    """Plan the talker of a parsed config.json, whose `model_type` must be one of `TALKERS`. Raises
+    ConfigError.
+    """
     family = cast("TalkerFamily", import_module(f"{TALKERS[str(raw['model_type'])]}.family"))
     return family.talker_plan(raw, dtype)
 
 
 def load_talker(folder: Path, *, device: torch.device, dtype: torch.dtype) -> LoadedTalker:
-    """Load the talker checkpoint in `folder`, its tokenizer, prompt builder, voices, text normalizer and sampling.
+    """Load the talker checkpoint in `folder`, its tokenizer, prompt builder, voices, text
+    normalizer and sampling.
 
     Raises ConfigError as `talker_plan` does, CheckpointError for missing or wrong files.
     """
@@ -80,7 +86,8 @@ def load_talker(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Lo
 
 
 def talker_extras(folder: Path) -> Extras:
-    """The voices and the text normalizer of the talker checkpoint in `folder`, without importing torch.
+    """The voices and the text normalizer of the talker checkpoint in `folder`, without importing
+    torch.
 
     Errors as for `load_talker`.
     """
@@ -95,7 +102,9 @@ def checkpoint_extras(model: str | None) -> Extras:
 
 
 def known_dimensions() -> dict[str, Traversable]:
-    """The dimensions that ship with the package, by name: files that hold the config.json of a talker and its codec."""
+    """The dimensions that ship with the package, by name: files that hold the config.json of a
+    talker and its codec.
+    """
     folders = [resources.files(package) / "dimensions" for package in TALKERS.values()]
     files = {file.name: file for folder in folders if folder.is_dir() for file in folder.iterdir()}
     return {name.removesuffix(".json"): files[name] for name in sorted(files)}
@@ -118,8 +127,8 @@ def plan_codec(raw: Mapping[str, object], dtype: torch.dtype) -> CodecPlan:
 
 
 def codec_folder(talker_folder: Path, codec: str | Path | None) -> Path:
-    """The codec that belongs to a talker: the one given (or inside the one given), the one inside the talker's own
-    folder, or the one that the talker's config names.
+    """The codec that belongs to a talker: the one given (or inside the one given), the one inside
+    the talker's own folder, or the one that the talker's config names.
     """
     if codec is not None:
         given = resolve_checkpoint(codec)
@@ -151,7 +160,9 @@ def _codec_inside(folder: Path) -> Path | None:
 
 
 def checkpoint_kind(folder: Path) -> tuple[Kind, dict[str, object]]:
-    """Whether `folder` holds a talker or a codec, and its config.json. Raises ConfigError for anything else."""
+    """Whether `folder` holds a talker or a codec, and its config.json. Raises ConfigError for
+    anything else.
+    """
     raw = read_config(folder)
     if raw.get("model_type") in TALKERS:
         return "talker", raw

@@ -48,7 +48,8 @@ class ResolvedSampling:
         return self._replaced(_given(file))
 
     def overridden_by(self, request: Sampling) -> ResolvedSampling:
-        """These values, with each that `request` gives replaced by it. Greedy codes make a predictor greedy as well.
+        """These values, with each that `request` gives replaced by it. Greedy codes make a
+        predictor greedy as well.
 
         Raises InvalidRequestError when it gives one that this family does not have.
         """

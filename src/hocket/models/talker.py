@@ -48,17 +48,23 @@ class Backbone(Protocol):
     """The layers with paged keys and values."""
 
     def __call__(self, x_BTD: Tensor, kv: KVPages | None = None, batch: PagedBatch | None = None) -> Tensor:
-        """Hidden states [B, T, D] of rows that continue cached ones; without `kv` and `batch`, of whole sequences."""
+        """Hidden states [B, T, D] of rows that continue cached ones; without `kv` and `batch`, of
+        whole sequences.
+        """
 
     def joined(
         self, x_BD: Tensor, frames: PagedBatch, x_PTD: Tensor, pages: PagedBatch, kv: KVPages
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states of one new row each of B sequences and of P pieces of prompts, in one pass."""
+        """Hidden states of one new row each of B sequences and of P pieces of prompts, in one
+        pass.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLayers:
-    """The layers that draw a frame's codes, one position after another, as benchmarks measure them."""
+    """The layers that draw a frame's codes, one position after another, as benchmarks measure
+    them.
+    """
 
     #: The part's name in reports.
     part: str
@@ -91,7 +97,9 @@ class Talker(nn.Module):
 
     @abstractmethod
     def embed(self, rows_BTR: Tensor, voice_BD: Tensor) -> Tensor:
-        """Backbone inputs [B, T, D] of prompt rows [B, T, 1 + N], and of each sequence's voice [B, voice_size]."""
+        """Backbone inputs [B, T, D] of prompt rows [B, T, 1 + N], and of each sequence's voice [B,
+        voice_size].
+        """
 
     @abstractmethod
     def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor:
@@ -101,18 +109,19 @@ class Talker(nn.Module):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw one frame from the backbone's newest hidden state: bool stop [B], int64 codes [B, N].
+        """Draw one frame from the backbone's newest hidden state: bool stop [B], int64 codes [B,
+        N].
 
-        `frame_B` (int64) counts each row's frames from 0: with the row's seed it fixes the noise. `seen_BNV` (bool, V
-        the largest codebook) marks the codes drawn so far, for the repetition penalty; None when no row has one. It is
-        read, never updated. A row that stops gets codes too, which mean nothing: the caller drops them, so that nothing
-        here waits for the device.
+        `frame_B` (int64) counts each row's frames from 0: with the row's seed it fixes the noise.
+        `seen_BNV` (bool, V the largest codebook) marks the codes drawn so far, for the repetition
+        penalty; None when no row has one. It is read, never updated. A row that stops gets codes
+        too, which mean nothing: the caller drops them, so that nothing here waits for the device.
         """
 
     @abstractmethod
     def forced_logits(self, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
-        """Logits [M, ...] of all codes that the frame's layers draw, from the hidden states before the frames, given
-        the codes themselves (teacher forcing).
+        """Logits [M, ...] of all codes that the frame's layers draw, from the hidden states before
+        the frames, given the codes themselves (teacher forcing).
         """
 
     @property

@@ -1,10 +1,10 @@
-"""How the words of a recording and those that continue it are put together, whatever their scripts."""
+"""Joins the transcript of a recording and the text that continues it, in any script."""
 
 from __future__ import annotations
 
 import unicodedata
 
-#: Blocks of scripts that are written without spaces between words, and of the punctuation that is set with them.
+#: Blocks of scripts written without spaces between words, and of their punctuation.
 _UNSPACED_BLOCKS = (
     (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
     (0x1000, 0x109F),  # Burmese
@@ -27,11 +27,12 @@ _UNSPACED_BLOCKS = (
 
 
 def join_texts(before: str, after: str, join: str | None) -> str:
-    """`before`, `join` and `after`; without a `join`, one space where both sides are written with spaces.
+    """Concatenate `before`, `join` and `after`. The default `join` is one space between spaced
+    scripts.
 
-    A side whose border is white space already has its separator. Chinese, Japanese, Thai, Lao, Khmer, Burmese and
-    Tibetan take none; Korean, Arabic and Hebrew do. Digits, shared punctuation and emoji belong to the letter nearest
-    to them on their side, and to a spaced script where there is none.
+    White space at the border counts as the separator. Chinese, Japanese, Thai, Lao, Khmer, Burmese
+    and Tibetan take no space; Korean, Arabic and Hebrew do. Digits, shared punctuation and emoji
+    belong to the script of the nearest letter on their side, or to a spaced script without one.
     """
     if join is None:
         bordered = before[-1:].isspace() or after[:1].isspace()

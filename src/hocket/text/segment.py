@@ -1,7 +1,8 @@
-"""Texts in pieces: long ones cut where a reader would breathe, streamed ones cut as soon as a sentence is complete.
+"""Cuts texts into pieces: long ones where a reader would breathe, streamed ones at the end of each
+sentence.
 
-A cut never falls inside what a reader sees as one character (letters with their marks, conjuncts, emoji sequences) or
-inside a `[pause 1.5s]`. Such a unit longer than the limit is a piece of its own, the only kind that exceeds it.
+A cut never falls inside a user-perceived character (letters with marks, conjuncts, emoji sequences)
+or a `[pause 1.5s]`. Only such a unit may exceed the limit, as a piece of its own.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from enum import IntEnum
 
 from hocket.text.pauses import MAX_PAUSE_CHARACTERS, PAUSE
 
-#: Stops that end a sentence with no space after them, or mean nothing else: ideographic and fullwidth, danda, Arabic,
-#: Ethiopic, Burmese, Khmer, Tibetan, Armenian, Mongolian, Javanese, Ol Chiki, Meitei.
+#: Stops that end a sentence without a space after them or have no other meaning: ideographic and
+#: fullwidth, danda, Arabic, Ethiopic, Burmese, Khmer, Tibetan, Armenian, Mongolian, Javanese, Ol
+#: Chiki, Meitei.
 _PLAIN_STOPS = "。！？｡।॥؟۔።፧፨။។៕།༎։᠃᠉꧉᱾᱿꯫"
-#: Brackets and quotation marks that belong to the sentence that they close.
+#: Brackets and quotation marks that belong to the sentence before them.
 _CLOSERS = re.escape("\"'”’»›)]}」』】）》〉〕］｝＂＇")
-#: A stop or several, and what closes the sentence.
+#: One or more stops with their closing brackets and quotation marks.
 _SENTENCE_END = re.compile(rf"[.．!?…‼⁇⁈⁉{_PLAIN_STOPS}]+[{_CLOSERS}]*")
 #: Where a reader takes a breath: Latin marks before white space, others anywhere, dashes.
 _CLAUSE_END = re.compile(rf"[,;:][{_CLOSERS}]?(?=\s)|[，、；：､،؛፣፤၊]|[—–](?![\d—–])")
 _SPACES = re.compile(r"\s+")
 _NO_BREAK_SPACES = "\u00a0\u2007\u202f"
 _LINE_END = re.compile(r"\r\n|[\n\r\x85\u2028]")
-#: Marks between words (or syllables) of scripts without spaces: the zero-width space, the Tibetan tsheg.
+#: Marks between words (or syllables) of scripts without spaces: the zero-width space, the Tibetan
+#: tsheg.
 _WORD_END = re.compile("[\u200b\u0f0b]")
 
-#: Before a full stop that ends no sentence, in lower case. Single letters (initials, "e.g.", "U.S.") need no entry.
+#: Before a full stop that ends no sentence, in lower case. Single letters (initials, "e.g.",
+#: "U.S.") need no entry.
 _ABBREVIATIONS = frozenset(
     (  # noqa: SIM905 - a hundred quoted words are harder to read
         "mr mrs ms mx dr prof sr jr st mt ft rev hon gen col sgt capt lt cmdr gov sen rep pres vs etc approx al cf nos "
@@ -39,16 +43,16 @@ _ABBREVIATIONS = frozenset(
     ).split()
 )
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*\Z")
-#: How much is looked at for the word before a full stop.
+#: Characters that are searched for the word before a full stop.
 _MAX_WORD = 24
-#: "3. May", "1. First": a number of so few digits before a full stop counts things and ends no sentence.
+#: Most digits of an ordinal before a full stop, which ends no sentence: "3. May", "1. First".
 _MAX_ORDINAL_DIGITS = 2
-#: Pieces so short are not cut again for what they say: that would go through the middle of numbers.
+#: Pieces of this length are not cut again for their spoken length, which would divide numbers.
 _SHORTEST_PIECE = 20
 
 
 class _Kind(IntEnum):
-    """Of a place to cut at, the best last."""
+    """Cut-point ranks, ascending."""
 
     WORD = 0
     CLAUSE = 1
@@ -59,12 +63,13 @@ class _Kind(IntEnum):
 def split_text(text: str, max_characters: int, length: Callable[[str], int] = len) -> list[str]:
     """Cut `text` into pieces of at most `max_characters` code points.
 
-    `length` says how long a piece really is: what is written "1984" is spoken in 20 letters. A piece that is longer
-    than it looks is cut again, the shorter the longer it is.
+    `length` measures a piece: "1984" is spoken in 20 letters. A piece whose measure exceeds the
+    limit is cut again into smaller ones.
 
-    A piece ends at the last paragraph in reach if that is past half of the limit, else at the last sentence, else at
-    the last clause past a quarter, else after a word, else (scripts without spaces, very long words) after a character.
-    White space around pieces is dropped, nothing else: a blank text gives no piece.
+    A piece ends at the last paragraph in reach if that is past half of the limit, else at the last
+    sentence, else at the last clause past a quarter, else after a word, else (scripts without
+    spaces, very long words) after a character. Only white space around pieces is dropped; a blank
+    text gives no piece.
     """
     cuts = _Cuts(text.rstrip())
     pieces: list[str] = []
@@ -82,7 +87,7 @@ def _split_again(piece: str, max_characters: int, length: Callable[[str], int]) 
     real = length(piece)
     if real <= max_characters or len(piece) <= _SHORTEST_PIECE:
         return [piece]
-    # Even parts: one that speaks 401 letters is better spoken as two of 200 than as 400 and one.
+    # Even parts: 401 spoken letters are better as two parts of 200 than as 400 and one.
     parts = split_text(piece, max(_SHORTEST_PIECE, -(-len(piece) // -(-real // max_characters))))
     if len(parts) == 1:
         return parts
@@ -90,10 +95,10 @@ def _split_again(piece: str, max_characters: int, length: Callable[[str], int]) 
 
 
 class SentenceBuffer:
-    """Text that arrives in bits, handed on as sentences. How it was cut into bits does not show in them.
+    """Turns text that arrives in parts into sentences, which do not depend on how it was divided.
 
-    A sentence is complete once the character behind it shows that it is. One longer than `max_characters` is cut as
-    `split_text` does.
+    A sentence is complete once the character after it shows so. One longer than `max_characters` is
+    cut as by `split_text`.
     """
 
     def __init__(self, max_characters: int) -> None:
@@ -114,23 +119,24 @@ class SentenceBuffer:
         return sentences
 
     def flush(self) -> str | None:
-        """What is left, complete or not; None where nothing is. It may be 40 characters longer than the limit."""
+        """Return the rest, complete or not, or None. It may exceed the limit by 40 characters."""
         rest, self._pending = self._pending.rstrip(), ""
         return rest or None
 
     def _complete_end(self, cuts: _Cuts, start: int) -> int | None:
         end = cuts.sentence_end(start, self._max_characters)
         if end is None:
-            # Nothing that is still to come may move the cut: not the rest of a pause, nor what follows white space.
+            # No later text may move the cut: neither the rest of a pause nor what follows white
+            # space.
             if len(cuts.text) - _skip_space(cuts.text, start + self._max_characters) <= MAX_PAUSE_CHARACTERS:
                 return None
             end = cuts.piece_end(start, self._max_characters)
-        # What comes next decides whether it is the end.
+        # The next character decides whether this is the end.
         return end if _skip_space(cuts.text, end) < len(cuts.text) else None
 
 
 class _Cuts:
-    """The places where a text can be cut, each before the white space that is there."""
+    """The cut points of a text, each before the white space there."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -151,12 +157,12 @@ class _Cuts:
         self._kinds = [kinds[position] for position in self._positions]
 
     def sentence_end(self, start: int, max_characters: int) -> int | None:
-        """Where the first sentence from `start` ends, if that is in reach and not the end of the text."""
+        """End of the first sentence from `start`, if it is in reach and not the end of the text."""
         reach = range(bisect_right(self._positions, start), bisect_right(self._positions, start + max_characters))
         return next((self._positions[i] for i in reach if self._kinds[i] >= _Kind.SENTENCE), None)
 
     def piece_end(self, start: int, max_characters: int) -> int:
-        """Where the piece from `start` ends, by the rule of `split_text`."""
+        """End of the piece from `start`, by the rule of `split_text`."""
         if len(self.text) - start <= max_characters:
             return len(self.text)
         furthest = dict.fromkeys(_Kind, start)
@@ -205,12 +211,16 @@ def _sentence_ends(text: str) -> Iterator[int]:
 
 
 def _is_ideographic(character: str) -> bool:
-    """Whether `character` is a letter of a script that has no spaces, where Latin stops need none either."""
+    """Whether `character` is a letter of a script without spaces, where Latin stops need none
+    either.
+    """
     return unicodedata.category(character) == "Lo" and unicodedata.east_asian_width(character) == "W"
 
 
 def _goes_on(text: str, match: re.Match[str]) -> bool:
-    """Whether a sentence goes on after a Latin stop: a small letter follows, or it marks an abbreviation or ordinal."""
+    """Whether a sentence continues after a Latin stop: before a lower-case letter, or after an
+    abbreviation or ordinal.
+    """
     following = _skip_space(text, match.end())
     if following < len(text) and text[following].islower():
         return True
@@ -227,7 +237,7 @@ def _goes_on(text: str, match: re.Match[str]) -> bool:
 
 
 def _skip_space(text: str, position: int) -> int:
-    """The next position that is not white space, or white space that carries a mark."""
+    """The next position without white space, or with white space that carries a mark."""
     while position < len(text) and text[position].isspace():
         if position + 1 < len(text) and not text[position + 1].isspace() and _is_inside_character(text, position + 1):
             break
@@ -235,12 +245,13 @@ def _skip_space(text: str, position: int) -> int:
     return position
 
 
-# ---------------------------------------------------------------------------------------------------- characters
+# ------------------------------------------------------------------------------------- characters
 
-#: Continue the character before them though they are no marks (categories M): zero-width joiners, Thai and Lao AM,
-#: halfwidth sound marks, skin tones, tags.
+#: Characters outside the mark categories (M) that continue the one before them: zero-width joiners,
+#: Thai and Lao AM, halfwidth sound marks, skin tones, tags.
 _EXTENDERS = re.compile("[\u200c\u200d\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]")
-#: Belong to the character after them: the joiner, vowels that Thai and Lao write first, Arabic number and verse signs.
+#: Characters that belong to the one after them: the joiner, vowels that Thai and Lao write first,
+#: Arabic number and verse signs.
 _PREFIXES = re.compile("[\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]")
 _HANGUL_LEADS = re.compile("[\u1100-\u115f\ua960-\ua97c]")
 _HANGUL_TAILS = re.compile("[\u1160-\u11ff\ud7b0-\ud7fb]")
@@ -250,9 +261,10 @@ _VIRAMA_CLASS = 9
 
 
 def _is_inside_character(text: str, position: int) -> bool:
-    """Whether a cut at `position`, with text on both sides, would divide what a reader sees as one character.
+    """Whether a cut at `position`, inside the text, would divide a user-perceived character.
 
-    Unicode's extended grapheme clusters (UAX 29), with the conjuncts of all Indic scripts and prefixed vowels kept.
+    This follows Unicode's extended grapheme clusters (UAX 29), and also keeps the conjuncts of all
+    Indic scripts and prefixed vowels.
     """
     before, after = text[position - 1], text[position]
     if after.isspace():

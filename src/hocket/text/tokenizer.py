@@ -1,4 +1,4 @@
-"""Text to ids, where text is only ever text."""
+"""Text to token ids; no text can produce a control id."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from hocket.errors import CheckpointError
 class TextTokenizer:
     """A checkpoint's byte-pair tokenizer without its added tokens.
 
-    A user who writes `<|im_end|>` means these ten characters. So the added tokens are taken out before the tokenizer is
-    built: no spelling of a text can produce a control id, and the prompt builder sets those by number.
+    A user who writes `<|im_end|>` means these ten characters. So the added tokens are removed
+    before the tokenizer is built: no text can produce a control id, and prompt builders set those
+    by number.
     """
 
     _tokenizer: Tokenizer
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None, reserved: Collection[int] = ()) -> TextTokenizer:
-        """Build from `folder`/tokenizer.json, or without one from vocab.json and merges.txt, as Qwen2 reads them.
+        """Build from `folder`/tokenizer.json, or else from vocab.json and merges.txt as Qwen2 reads
+        them.
 
-        With `vocab_size`, every id must be one of the model's; `reserved` ids are those that no text may produce.
+        With `vocab_size`, every id must be below it; no text may produce a `reserved` id.
         Raises CheckpointError.
         """
         path = folder / "tokenizer.json"
@@ -58,7 +60,9 @@ class TextTokenizer:
 
     @staticmethod
     def _check_alphabet(tokenizer: Tokenizer, definition: dict[str, Any], path: Path) -> None:
-        """A byte-pair tokenizer drops what it cannot spell without a word, so it must know every byte."""
+        """Check that it knows every byte: a byte-pair tokenizer silently drops what it cannot
+        spell.
+        """
         if "ByteLevel" not in json.dumps(definition.get("pre_tokenizer")):
             raise CheckpointError(f"{str(path)!r} is not byte-level; Hocket's families use byte-level tokenizers only")
         missing = set(ByteLevel.alphabet()) - set(tokenizer.get_vocab())
@@ -68,19 +72,19 @@ class TextTokenizer:
             )
 
     def encode(self, piece: str) -> list[int]:
-        """The ids of one piece by itself: nothing is added to it, matched in it as a whole, or cut from it."""
+        """Ids of one piece by itself, without added, specially matched or truncated tokens."""
         return self._tokenizer.encode(piece, add_special_tokens=False).ids
 
 
-#: How Qwen2 cuts text before pairs are merged: contractions, words with what stands before them, single digits,
-#: symbols, line breaks, white space.
+#: Pre-tokens of Qwen2: contractions, words with the character before them, single digits, symbols,
+#: line breaks, white space.
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def _qwen2_definition(folder: Path) -> dict[str, Any]:
-    """What tokenizer.json would say, from the older files (spec/qwen3 1)."""
+    """The content of tokenizer.json, made from the older files (spec/qwen3 1)."""
     lines = _read(folder / "merges.txt").split("\n")
     if lines[0].startswith("#version:"):
         del lines[0]
@@ -121,10 +125,11 @@ def _read_json(path: Path) -> Any:
 
 
 def _without_added_tokens(definition: dict[str, Any]) -> dict[str, Any]:
-    """The definition without what adds, cuts or pads, and without special tokens in the vocabulary either.
+    """Remove from the definition what adds, truncates or pads, and special tokens in the
+    vocabulary.
 
-    Some checkpoints list control tokens among the ordinary ones, where a tokenizer that looks whole words up
-    (`ignore_merges`) would find them.
+    Some checkpoints list control tokens among the ordinary ones, where a tokenizer that looks whole
+    words up (`ignore_merges`) would find them.
     """
     model = definition["model"]
     if model["type"] != "BPE":

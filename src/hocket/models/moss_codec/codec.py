@@ -1,6 +1,6 @@
 """MOSS-Audio-Tokenizer: samples to codes and back, streaming on rows (spec/moss 2; v1 in 2.9).
 
-Streaming is exact: any chunking of a stream gives what the whole sequence gives, for the decoder and the encoder.
+Streaming is exact in both directions: any chunking of a stream equals the whole sequence.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MossCodec(Codec):
 
     @torch.inference_mode()
     def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
-        # Reading values back would make a CUDA caller wait for the device; there, codes come from the sampler.
+        # Reading values back would make a CUDA caller wait; there, codes come from the sampler.
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
         state.check_call("decoder", batch, frames, rows_B, counts_B)
@@ -88,7 +88,9 @@ class MossCodec(Codec):
         lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor:
-        """As the base class says. Padding behind the real samples of a frame is heard as part of that frame."""
+        """See the base class. Padding after the real samples of a frame counts as part of the
+        frame.
+        """
         n_codebooks = self._check_n_codebooks(n_codebooks)
         mono_BS1 = self._to_mono(samples_BCS)
         batch, frame_samples = samples_BCS.shape[0], self.config.frame_samples
@@ -110,7 +112,10 @@ class MossCodec(Codec):
     # Whole sequences, differentiable
 
     def encode_latent(self, samples_BCS: Tensor) -> Tensor:
-        """Whole frames of samples -> the latent [B, T, D] that the quantizer codes. Memory grows with T squared."""
+        """Whole frames of samples -> the latent [B, T, D] of the quantizer.
+
+        Memory grows with T squared.
+        """
         x_BTD = self._to_mono(samples_BCS)
         for stage in self.encoder:
             x_BTD = stage(x_BTD)
@@ -123,7 +128,7 @@ class MossCodec(Codec):
             x_BTD = stage(x_BTD)
         return self._to_samples(x_BTD)
 
-    # Inside
+    # Internals
 
     def _stream(
         self,
@@ -140,7 +145,7 @@ class MossCodec(Codec):
         return x_1MD.reshape(len(rows_B), -1, x_1MD.shape[-1])
 
     def _to_mono(self, samples_BCS: Tensor) -> Tensor:
-        """Channels interleaved into one stream [B, S * C, 1]."""
+        """Interleave channels into one stream [B, S * C, 1]."""
         self._check_whole_frames(samples_BCS)
         return samples_BCS.transpose(1, 2).reshape(samples_BCS.shape[0], -1, 1)
 
@@ -150,7 +155,7 @@ class MossCodec(Codec):
 
 
 def _run(chain: nn.ModuleList, x_1MD: Tensor, state: CodecState, pack: Packed) -> Tensor:
-    """A pack through all stages."""
+    """Run a pack through all stages."""
     for stage, rings in zip(chain, state.stages, strict=True):
         x_1MD = stage(x_1MD) if rings is None else stage(x_1MD, rings, pack)
     return x_1MD

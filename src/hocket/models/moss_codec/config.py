@@ -1,7 +1,7 @@
 """The codec's `config.json`, read and checked once (spec/moss 2.1, 2.2, 2.9).
 
-Nothing of the architecture is hard-coded: every width, context and rate comes from the file, and what the file asks for
-that this implementation does not do is an error that names the key.
+No part of the architecture is hard-coded: every width, context and rate comes from the file. A
+value that is not implemented is an error that names the key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hocket.errors import ConfigError
 from hocket.models.layers.codec_state import RingSpec
 
 MODEL_TYPE = "moss-audio-tokenizer"
-#: Some official checkpoints carry an older `model_type`; the class name tells them apart from foreign models.
+#: Some official checkpoints carry an older `model_type`; the class name identifies them.
 ARCHITECTURE = "MossAudioTokenizerModel"
 
 _DTYPES = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 
-#: Bounds far beyond any model, so that a damaged file is refused and not built.
+#: Bounds far beyond any model, so that a damaged file is refused.
 PositiveInt = Annotated[int, Field(ge=1, le=2**24)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -50,7 +50,7 @@ class _TransformerKwargs(StrictModel):
     positional_embedding: Literal["rope"]
     max_period: PositiveFloat
     gating: Literal["none"]
-    #: Only the value that training starts from; the learned scales are in the checkpoint.
+    #: The initial value of training; the learned scales are in the checkpoint.
     layer_scale: PositiveFloat
     conv_layout: Literal[True]
     context_duration: PositiveFloat | None = None
@@ -69,7 +69,9 @@ class QuantizerSpec(StrictModel):
 
 
 class _TopLevel(BaseModel):
-    """The keys that matter; the rest of a Hugging Face `config.json` says nothing about the codec."""
+    """The keys that matter; a Hugging Face `config.json` has others that do not concern the
+    codec.
+    """
 
     model_config = {"strict": True, "frozen": True, "extra": "ignore"}
 
@@ -88,7 +90,7 @@ class _TopLevel(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PatchSpec:
-    """`size` neighbouring positions become one (encoder) or one becomes `size` (decoder)."""
+    """Merges `size` neighbouring positions (encoder) or splits one into `size` (decoder)."""
 
     size: int
 
@@ -133,9 +135,10 @@ class MossCodecConfig:
     encoder: tuple[StageSpec, ...]
     decoder: tuple[StageSpec, ...]
     quantizer: QuantizerSpec
-    #: Of linear layers, attention and K/V; norms, scales, the residual stream and the quantizer are always float32.
+    #: Dtype of linear layers, attention and K/V. Norms, scales, the residual stream and the
+    #: quantizer are always float32.
     compute_dtype: torch.dtype
-    #: What the official code stores; values are the same to this implementation once cast to `compute_dtype`.
+    #: Dtype in which the official code stores weights; here they are cast to `compute_dtype`.
     codec_weight_dtype: torch.dtype
 
     @property
@@ -152,16 +155,16 @@ class MossCodecConfig:
 
     @property
     def max_recording_frames(self) -> int | None:
-        """Streams have no end: the encoder looks back over its contexts only."""
+        """None: streams are endless, since the encoder looks back over its contexts only."""
         return None
 
     def reference_frames(self, samples: int) -> int:
-        """Frames of a reference of so many samples: its whole ones, what is over is dropped (spec/moss 2.5)."""
+        """Whole frames of a reference; a remainder of samples is dropped (spec/moss 2.5)."""
         return samples // self.frame_samples
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> MossCodecConfig:
-        """Reads a checkpoint's `config.json`. Raises ConfigError naming the key at fault."""
+        """Read a checkpoint's `config.json`. Raises ConfigError naming the key at fault."""
         _check_model_type(raw)
         aliased = {"sampling_rate": raw["sample_rate"], **raw} if "sample_rate" in raw else dict(raw)
         top = _parse(_TopLevel, aliased, "")
@@ -195,7 +198,7 @@ class MossCodecConfig:
             encoder=resolver.encoder(encoder, stream_samples, quantizer.input_dim),
             decoder=resolver.decoder(decoder, quantizer.output_dim),
             quantizer=quantizer,
-            # The official v2 computes in bf16 unless told otherwise; v1 knows no such setting.
+            # The official v2 computes in bf16 by default; v1 has no such setting.
             compute_dtype=_dtype(top.compute_dtype, "compute_dtype", "bf16" if second_version else "fp32"),
             codec_weight_dtype=_dtype(top.codec_weight_dtype, "codec_weight_dtype", "fp32"),
         )
@@ -281,7 +284,7 @@ class _Resolver:
 
 
 def is_codec_config(raw: Mapping[str, object]) -> bool:
-    """Whether a checkpoint's config.json is this codec's."""
+    """Whether a checkpoint's config.json belongs to this codec."""
     architectures = raw.get("architectures")
     return raw.get("model_type") == MODEL_TYPE or (isinstance(architectures, list) and ARCHITECTURE in architectures)
 

@@ -16,7 +16,7 @@ from hocket.models.moss_codec.weights import codec_weight_table, resident_bytes
 
 def codec_plan(raw: Mapping[str, object], dtype: torch.dtype) -> CodecPlan:
     """Plan the codec of a config.json at `dtype`. Raises ConfigError."""
-    # The caller's dtype, not the file's compute_dtype, decides: the file's is only its authors' default.
+    # The caller's dtype decides; the file's compute_dtype is only its authors' default.
     config = replace(MossCodecConfig.from_dict(raw), compute_dtype=dtype)
     return CodecPlan(
         config=config,

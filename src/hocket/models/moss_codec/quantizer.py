@@ -15,7 +15,7 @@ from hocket.models.moss_codec.config import QuantizerSpec
 class NormedProjection(nn.Module):
     """A 1x1 convolution with weight normalisation.
 
-    A checkpoint stores `gain` [O] and `direction` [O, I]; `fold` replaces them by the plain `weight` [O, I].
+    A checkpoint stores `gain` [O] and `direction` [O, I]; `fold` replaces them by `weight` [O, I].
     """
 
     weight: nn.Parameter
@@ -38,9 +38,9 @@ class NormedProjection(nn.Module):
 
 
 class LFQLevel(nn.Module):
-    """One codebook, searched by cosine in a narrow space."""
+    """One codebook, searched by cosine similarity in a narrow space."""
 
-    #: Rows of unit length, for the search only; `build_tables` makes it.
+    #: Codebook rows of unit length, for the search alone; made by `build_tables`.
     directions: Tensor
 
     def __init__(self, spec: QuantizerSpec) -> None:
@@ -50,22 +50,25 @@ class LFQLevel(nn.Module):
         self.out_proj = NormedProjection(spec.codebook_dim, spec.rvq_dim)
 
     def search(self, residual_BTR: Tensor) -> Tensor:
-        """Codes int64 [B, T]: the codebook row nearest in angle. The query's own length cannot change the order."""
+        """Codes int64 [B, T] of the codebook rows nearest in angle.
+
+        The query is not normalised: its length does not change the order.
+        """
         return (self.in_proj(residual_BTR) @ self.directions.T).argmax(-1)
 
     def forward(self, codes_BT: Tensor) -> Tensor:
-        """What the raw codebook rows contribute: [B, T, rvq_dim]."""
+        """Contribution [B, T, rvq_dim] of the raw codebook rows."""
         return self.out_proj(F.embedding(codes_BT, self.codebook))
 
 
 class ResidualLFQ(nn.Module):
-    """`n_codebooks` levels, each coding what the levels before it left over.
+    """`n_codebooks` levels, each of which codes the residual of the levels before it.
 
-    A new or freshly loaded quantizer must be folded (`finalize`) before use. A trainer that changed weights calls
-    `build_tables`.
+    Call `finalize` after building or loading, and `build_tables` after a change of weights.
     """
 
-    #: [N * V, output_dim]: what each code adds to the latent, through both output projections.
+    #: [N * V, output_dim]: contribution of each code to the latent, both output projections
+    #: included.
     lookup: Tensor
 
     def __init__(self, spec: QuantizerSpec) -> None:
@@ -77,7 +80,7 @@ class ResidualLFQ(nn.Module):
         self.output_proj = NormedProjection(spec.rvq_dim, spec.output_dim)
 
     def finalize(self) -> None:
-        """Folds the weight normalisation away and builds the tables; once, after loading."""
+        """Fold the weight normalisation and build the tables; once, after loading."""
         for module in self.modules():
             if isinstance(module, NormedProjection):
                 module.fold()
@@ -85,7 +88,7 @@ class ResidualLFQ(nn.Module):
 
     @torch.no_grad()
     def build_tables(self) -> None:
-        """Recomputes what search and decoding look up from the current weights."""
+        """Recompute the tables of search and decoding from the current weights."""
         for level in self.levels:
             level.register_buffer("directions", F.normalize(level.codebook, dim=1), persistent=False)
         contributions_NVR = torch.stack([level.out_proj(level.codebook) for level in self.levels])
@@ -103,7 +106,9 @@ class ResidualLFQ(nn.Module):
         return torch.stack(codes, dim=-1)
 
     def decode(self, codes_BTN: Tensor) -> Tensor:
-        """Codes of the first N codebooks -> latent float32 [B, T, output_dim], by N table rows and a sum."""
+        """Codes of the first N codebooks -> latent float32 [B, T, output_dim], a sum of N table
+        rows.
+        """
         batch, frames, n_codebooks = codes_BTN.shape
         first_N = torch.arange(n_codebooks, device=codes_BTN.device) * self.codebook_size
         summed = F.embedding_bag((codes_BTN + first_N).flatten(0, 1), self.lookup, mode="sum")

@@ -1,11 +1,12 @@
 """The codec's causal transformer stage (spec/moss 2.2, 2.3).
 
-One path serves training and streaming: without rings a stage attends within the sequence it is given, with rings it
-attends to the rings, which keep its new keys and values. Rotations, slots and the mask are prepared once per stage
-and call.
+One path serves training and streaming: without rings a stage attends within its sequence, with
+rings to the rings, which keep its new keys and values. Rotations, slots and the mask are prepared
+once per stage and call.
 
-Precision follows the weights: with bf16 linear weights the linears, attention and K/V are bf16 while LayerNorm, layer
-scale and the residual stream are float32. Under `torch.autocast` float32 weights give the same arithmetic.
+Precision follows the weights: with bf16 linear weights the linears, attention and K/V are bf16
+while LayerNorm, layer scale and the residual stream are float32. Under `torch.autocast` float32
+weights give the same arithmetic.
 """
 
 from __future__ import annotations
@@ -31,39 +32,44 @@ LAYER_NORM_EPS = 1e-5
 
 @dataclass(frozen=True)
 class Rotations:
-    """By how much every pair turns."""
+    """Rotation angles of all channel pairs."""
 
     #: float32 [B or 1, T, head_dim / 2]
     angles: Tensor
 
     @classmethod
     def of(cls, positions_BT: Tensor, head_dim: int, base: float) -> Rotations:
-        """The pair (2j, 2j+1) turns by position * base^(-2j / head_dim)."""
+        """Angles position * base^(-2j / head_dim) of the pairs (2j, 2j+1)."""
         pairs = torch.arange(head_dim // 2, dtype=torch.float32, device=positions_BT.device)
         return cls(positions_BT[..., None].float() * torch.exp(pairs * (-2.0 * math.log(base) / head_dim)))
 
     @cached_property
     def units(self) -> Tensor:
-        """Unit complex [B or 1, T, 1, 1, head_dim / 2]: one product turns a pair, the fastest way on a CPU."""
+        """Unit complex numbers [B or 1, T, 1, 1, head_dim / 2].
+
+        One product rotates a pair, which is the fastest way on a CPU.
+        """
         angles = self.angles[:, :, None, None]
         return torch.polar(torch.ones_like(angles), angles)
 
 
 @dataclass(frozen=True, slots=True)
 class WholePlan:
-    """The part of attention that all layers of a stage share, within whole sequences."""
+    """Shared by all layers of a stage that attends within whole sequences."""
 
     rotations: Rotations
-    #: Broadcasts to [B, H, T, T]; None means plain causal.
+    #: Broadcasts to [B, H, T, T]; None: plain causal.
     visible: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """The same for a pack of streams, which attend to their rings."""
+    """Shared by all layers of a stage in a packed (varlen) batch, whose streams attend to their
+    rings.
+    """
 
-    #: `ops.pair_turns`
-    turns_MK: Tensor
+    #: Cosines and sines of `ops.pair_turns`.
+    cos_sin_MK: Tensor
     window: RingWindow
     layers: tuple[RingKV, ...]
 
@@ -78,7 +84,9 @@ def rotate(x_BTKHD: Tensor, rotations: Rotations) -> Tensor:
 
 
 class CodecLayer(QuantizableBlock):
-    """Pre-norm attention and feed-forward, each scaled per channel before it joins the residual stream."""
+    """Pre-norm attention and feed-forward, each scaled per channel before it joins the residual
+    stream.
+    """
 
     def __init__(self, spec: TransformerSpec, index: int) -> None:
         super().__init__()
@@ -96,14 +104,16 @@ class CodecLayer(QuantizableBlock):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of linears, attention and K/V."""
+        """Dtype of linears, attention and K/V."""
         return compute_dtype(self.in_proj)
 
     def attend(self, qkv_BTE: Tensor | Scaled, plan: AttentionPlan) -> Tensor:
-        """[B, T, D] of stacked queries, keys and values [B, T, 3 D]; a stream's rings are written."""
+        """Attention [B, T, D] of stacked queries, keys and values [B, T, 3 D]; writes the rings of
+        streams.
+        """
         if isinstance(plan, StreamPlan):
             ring = plan.layers[self.index]
-            tokens = qkv_BTE, plan.turns_MK, plan.window, ring.keys, ring.values
+            tokens = qkv_BTE, plan.cos_sin_MK, plan.window, ring.keys, ring.values
             ops.append_rotated(*tokens)
             return ops.ring_attention(*tokens)
         qkv_BT3HD = plain(qkv_BTE).view(*qkv_BTE.shape[:2], 3, -1, self.head_dim)
@@ -119,7 +129,7 @@ class CodecLayer(QuantizableBlock):
 
 
 class CodecTransformer(nn.Module):
-    """Linear in, layers, linear out; a v1 checkpoint leaves out a projection between equal widths."""
+    """Input projection, layers, output projection. v1 has no projection between equal widths."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -131,7 +141,8 @@ class CodecTransformer(nn.Module):
         self.output_proj = nn.Linear(spec.width, spec.output_dim, bias=False) if spec.has_output_proj else None
 
     def forward(self, x_BTD: Tensor, rings: StageRings | None = None, pack: Packed | None = None) -> Tensor:
-        """[B, T, input_dim] -> [B, T, output_dim]: whole sequences, or with rings the next chunks of streams.
+        """[B, T, input_dim] -> [B, T, output_dim]: whole sequences, or with rings the next chunks
+        of streams.
 
         A pack is one sequence here, B = 1.
         """
@@ -140,8 +151,8 @@ class CodecTransformer(nn.Module):
             plan = self._whole_plan(x_BTD)
         else:
             window = rings.window(pack)
-            turns_MK = ops.pair_turns(window, self._head_dim, self.spec.rope_base)
-            plan = StreamPlan(turns_MK, window, rings.layers)
+            cos_sin_MK = ops.pair_turns(window, self._head_dim, self.spec.rope_base)
+            plan = StreamPlan(cos_sin_MK, window, rings.layers)
         if self.input_proj is not None:
             x_BTD = self.input_proj(x_BTD.to(self.input_proj.weight.dtype))
         x_BTD = self._run(x_BTD.float(), plan)
@@ -150,10 +161,13 @@ class CodecTransformer(nn.Module):
         return x_BTD
 
     def _run(self, x_BTD: Tensor, plan: AttentionPlan) -> Tensor:
-        """The layers on a float32 residual stream; joining it and the norm that follows are one operation."""
+        """Run the layers on a float32 residual stream.
+
+        Each residual sum and the norm after it are one operation.
+        """
         layers = self.layers
         norm = layers[0].norm1
-        # All linears of a stage are of the same kind.
+        # All linears of a stage have the same precision.
         fp8 = takes_fp8(layers[0].in_proj)
         h_BTD = ops.layer_norm_to(x_BTD, norm.weight, norm.bias, norm.eps, layers[0].dtype, fp8)
         for layer in layers:

@@ -1,4 +1,4 @@
-"""Which checkpoint tensor fills which parameter of `MossCodec` (spec/moss 2.7, 2.9)."""
+"""The weight table of `MossCodec` (spec/moss 2.7, 2.9)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.models.moss_codec.quantizer import ResidualLFQ
 def codec_weight_table(config: MossCodecConfig) -> list[WeightEntry]:
     """The whole table. Official v2 names come first, then those of v1 and of older exports.
 
-    Linear weights are held in `config.compute_dtype`; norms, scales and the quantizer in float32.
+    Linear weights have `config.compute_dtype`; norms, scales and the quantizer are float32.
     """
     table: list[WeightEntry] = []
     for chain, stages in (("encoder", config.encoder), ("decoder", config.decoder)):
@@ -27,7 +27,7 @@ def codec_weight_table(config: MossCodecConfig) -> list[WeightEntry]:
 
 
 def resident_bytes(config: MossCodecConfig) -> int:
-    """Bytes of a loaded codec: the quantizer's weight normalisation is folded, and its tables are built."""
+    """Bytes of a finalized codec: folded weight normalisation, and the quantizer's tables."""
     with torch.device("meta"):
         quantizer = ResidualLFQ(config.quantizer)
         quantizer.finalize()

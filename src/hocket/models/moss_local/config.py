@@ -1,4 +1,4 @@
-"""What a MOSS-TTS-Local checkpoint's `config.json` says, read and checked (spec/moss 1.1)."""
+"""Reads and checks the `config.json` of a MOSS-TTS-Local checkpoint (spec/moss 1.1)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class MossLocalConfig(Qwen3TalkerConfig):
 
     #: Rows of the text embedding.
     vocab_size: Size
-    #: Lies outside all codebooks and has no embedding.
+    #: A code outside all codebooks, without an embedding.
     audio_pad_code: Id
 
     pad_token_id: Id
@@ -125,12 +125,12 @@ class MossLocalConfig(Qwen3TalkerConfig):
     audio_end_token_id: Id
     #: Text column of reference frames.
     audio_user_slot_token_id: Id
-    #: Text column of generated frames and of a continuation's.
+    #: Text column of generated frames and of the recording that they continue.
     audio_assistant_slot_token_id: Id
 
-    #: Hz of the codec's audio.
+    #: Sample rate of the codec's audio in Hz.
     sampling_rate: Size
-    #: Where the checkpoint says its codec is: a hub name or a path.
+    #: The codec that the checkpoint names: a hub name or a path.
     audio_tokenizer_name_or_path: str | None
 
     @model_validator(mode="after")
@@ -153,8 +153,8 @@ class MossLocalConfig(Qwen3TalkerConfig):
     def from_dict(cls, raw: Mapping[str, Any]) -> MossLocalConfig:
         """Read the parsed `config.json`.
 
-        Raises ConfigError naming the key when the file is another model's, lacks a key, contradicts itself or asks for
-        something that this implementation does not do.
+        Raises ConfigError naming the key when the file is another model's, lacks a key,
+        contradicts itself or asks for something that is not implemented.
         """
         model_type = raw.get("model_type")
         if model_type != MODEL_TYPE:
@@ -212,7 +212,7 @@ class MossLocalConfig(Qwen3TalkerConfig):
 
     @property
     def voice_size(self) -> int:
-        """The voice comes as codes alone."""
+        """0: the voice comes as codes alone."""
         return 0
 
     @property
@@ -222,7 +222,7 @@ class MossLocalConfig(Qwen3TalkerConfig):
 
     @property
     def voice_traits(self) -> VoiceTraits:
-        """Recordings come to about one loudness (spec/moss 1.8)."""
+        """Recordings are brought to about one loudness (spec/moss 1.8)."""
         return VoiceTraits()
 
 

@@ -1,4 +1,6 @@
-"""The depth transformer (spec/moss 1.4): in one frame, from the backbone's hidden state to an output per codebook."""
+"""The depth transformer: turns the backbone's hidden state into one output per codebook of a frame
+(spec/moss 1.4).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from hocket.models.moss_local.config import DepthConfig
 
 @dataclass(frozen=True, slots=True)
 class DepthCache:
-    """One frame's keys and values, each [layers, B, H, positions, K], and rotary tables [positions, K]."""
+    """One frame's keys and values, each [layers, B, H, positions, K], and rotary tables [positions,
+    K].
+    """
 
     keys: Tensor
     values: Tensor
@@ -27,7 +31,9 @@ class DepthCache:
 
 
 class DepthBlock(QuantizableBlock):
-    """One pre-norm block; its linears and norms have biases, and `qkv` is stored fused in the order q, k, v."""
+    """One pre-norm block; its linears and norms have biases, and `qkv` is stored fused in the order
+    q, k, v.
+    """
 
     def __init__(self, config: DepthConfig) -> None:
         super().__init__()
@@ -48,12 +54,15 @@ class DepthBlock(QuantizableBlock):
         return out_BHPK.transpose(1, 2).flatten(2)
 
 
-#: From stacked projections [B or B, P, 3 D], the block they are of and its index to attention of the same rows.
+#: Maps stacked projections [B or B, P, 3 D], their block and its index to the attention of the same
+#: rows.
 Attend = Callable[[Tensor | Scaled, DepthBlock, int], Tensor]
 
 
 class DepthTransformer(nn.Module):
-    """Blocks and the final norm. Input 0 is the backbone's hidden state, input k + 1 the embedding of code k."""
+    """Blocks and the final norm. Input 0 is the backbone's hidden state, input k + 1 the embedding
+    of code k.
+    """
 
     def __init__(self, config: DepthConfig) -> None:
         super().__init__()
@@ -63,14 +72,19 @@ class DepthTransformer(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
 
     def new_cache(self, batch: int, dtype: torch.dtype, device: torch.device) -> DepthCache:
-        """An uninitialised cache for one frame of `batch` rows; a position is read only after it was written."""
+        """An uninitialised cache for one frame of `batch` rows; a position is read only after it
+        was written.
+        """
         config = self.config
         shape = (config.layers, batch, config.heads, config.positions, self._head_dim)
         keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
         return DepthCache(keys, values, self._rope(config.positions, dtype, device))
 
     def step(self, x_BD: Tensor, position: int, cache: DepthCache) -> Tensor:
-        """Output [B, D] of `position`, the one after the previous call's. Writes into `cache`, without gradients."""
+        """Output [B, D] of `position`, which follows that of the previous call.
+
+        Writes into `cache`, without gradients.
+        """
         cos_K, sin_K = cache.rope.cos[position], cache.rope.sin[position]
 
         def attend(qkv_BE: Tensor | Scaled, _: DepthBlock, layer: int) -> Tensor:
@@ -79,7 +93,9 @@ class DepthTransformer(nn.Module):
         return self._run(x_BD, attend)
 
     def forward(self, x_BPD: Tensor) -> Tensor:
-        """Outputs [B, P, D] of whole frames given all their inputs, differentiable: the same as P steps."""
+        """Outputs [B, P, D] of whole frames given all their inputs, differentiable: the same as P
+        steps.
+        """
         rope = self._rope(x_BPD.shape[1], x_BPD.dtype, x_BPD.device)
         rope = RopeTables(rope.cos[:, None, None], rope.sin[:, None, None])
         return self._run(x_BPD, lambda qkv_BPE, block, _: block.whole(plain(qkv_BPE), rope))

@@ -1,4 +1,4 @@
-"""MOSS-TTS-Local as a family: from its folder to what the engine drives."""
+"""MOSS-TTS-Local as a family: from its config.json to the plan that loads it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hocket.models.moss_local.workload import ContinuationPrompt
 from hocket.models.sampling import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
-#: Recommended for audio codes by the model's authors (spec/moss 1.6).
+#: Recommended by the model's authors for audio codes (spec/moss 1.6).
 _SAMPLING = ResolvedSampling(DrawParams(temperature=1.7, top_p=0.8, top_k=25))
 
-#: What the first part of a parameter's path is called in a report.
+#: Names in a report, by the first part of a parameter's path.
 _PARTS = {
     "text_embedding": "text_embedding",
     "audio_embedding": "audio_embeddings",

@@ -1,4 +1,4 @@
-"""A request as MOSS-TTS-Local reads it: rows of a text id and `n_vq` audio codes (spec/moss 1.2, 1.7)."""
+"""Builds the prompt of a request: rows of a text id and `n_vq` audio codes (spec/moss 1.2, 1.7)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class MossLocalPrompt:
     def __init__(self, config: MossLocalConfig, tokenizer: TextTokenizer) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        # Pieces are tokenised one by one and their ids put side by side, as in training: tokens that would form across
-        # the border of two pieces never do.
+        # Pieces are tokenised one by one and their ids concatenated, as in training, so that no
+        # token forms across the border of two pieces.
         encode = tokenizer.encode
         self._n_vq = config.n_vq
         self._head = [config.im_start_token_id, *encode("user\n"), *encode("<user_inst>\n- Reference(s):\n")]
@@ -47,10 +47,12 @@ class MossLocalPrompt:
         references: Sequence[NDArray[np.int64]],
         voices: Sequence[NDArray[np.float32]] = (),
     ) -> PromptRows:
-        """The rows of `request`, whose references have the codes `references`, each [F, at least n_vq].
+        """Build the rows of `request`, whose references have the codes `references`, each [F, >=
+        n_vq].
 
-        Without `reference_text` the references are voices to clone. With it, the one reference is the beginning of the
-        model's own answer. Raises InvalidRequestError naming `reference` when codes do not fit the model.
+        Without `reference_text` the references are voices to clone. With it, the one reference is
+        the beginning of the model's own answer. Raises InvalidRequestError naming `reference` when
+        codes do not fit the model.
         """
         config = self._config
         codes_FN = [self._checked(codes, number) for number, codes in enumerate(references, start=1)]
@@ -70,7 +72,9 @@ class MossLocalPrompt:
         return PromptRows(np.concatenate(parts), np.empty((0, self._n_vq), np.int64))
 
     def frame_rows(self, codes_FN: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows [F, 1 + n_vq] of generated frames, as they follow a prompt: what training lays out too."""
+        """Rows [F, 1 + n_vq] of generated frames, as they follow a prompt; training uses them
+        too.
+        """
         return self._audio_rows(self._config.audio_assistant_slot_token_id, codes_FN)
 
     def _text_rows(self, ids: list[int]) -> NDArray[np.int64]:
@@ -82,7 +86,7 @@ class MossLocalPrompt:
         return np.insert(codes_FN, 0, slot_id, axis=1)
 
     def _checked(self, codes: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-        """The first `n_vq` codebooks of reference `number`, every code inside its codebook."""
+        """The first `n_vq` codebooks of reference `number`, with every code checked."""
         n_vq = self._n_vq
         if (
             not np.issubdtype(codes.dtype, np.integer)
@@ -108,7 +112,7 @@ class MossLocalPrompt:
 
 
 def _fields(request: SpeechRequest) -> str:
-    """The block of named fields: one piece, values filled in, `None` for what is absent or blank."""
+    """The block of named fields as one piece; an absent or blank value is `None`."""
     values = {
         "Instruction": request.instruction,
         "Tokens": None if request.tokens is None else str(request.tokens),

@@ -18,7 +18,9 @@ STOP = 1
 
 
 class MossLocalTalker(Talker):
-    """Embeddings, backbone, depth transformer and heads. A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers."""
+    """Embeddings, backbone, depth transformer and heads. A row is `[text, c_0 .. c_(N-1)]`, R = 1 +
+    N integers.
+    """
 
     config: MossLocalConfig
     backbone: Qwen3Backbone
@@ -27,7 +29,7 @@ class MossLocalTalker(Talker):
         super().__init__()
         self.config = config
         self.text_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        #: The codebooks' tables one below the other; also the code heads (spec/moss 1.4).
+        #: The tables of all codebooks, concatenated; also the code heads (spec/moss 1.4).
         self.audio_embedding = nn.Embedding(sum(config.audio_codebook_sizes), config.hidden_size)
         self.backbone = Qwen3Backbone(config.backbone)
         self.depth = DepthTransformer(config.depth)
@@ -36,13 +38,14 @@ class MossLocalTalker(Talker):
         self._offsets = tuple(sum(config.audio_codebook_sizes[:k]) for k in range(config.n_vq))
 
     def codebook(self, k: int) -> Tensor:
-        """Table [V_k, D] of codebook k, a view: embeds its codes and scores them."""
+        """Table [V_k, D] of codebook k, a view; it embeds codes and scores them."""
         return self.audio_embedding.weight.narrow(0, self._offsets[k], self.config.audio_codebook_sizes[k])
 
     def embed(self, rows_BTR: Tensor, voice_BD: Tensor | None = None) -> Tensor:
-        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; a pad code contributes nothing. There is no `voice_BD`.
+        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; a pad code contributes nothing.
 
-        Summed left to right in the model's dtype, text first, so that bfloat16 rounds as officially (spec/moss 1.2).
+        `voice_BD` is not used. Terms are summed left to right in the model's dtype, text first, so
+        that bfloat16 rounds as officially (spec/moss 1.2).
         """
         codes_BTN = rows_BTR[..., 1:]
         is_pad_BTN = codes_BTN == self.config.audio_pad_code
@@ -58,13 +61,16 @@ class MossLocalTalker(Talker):
         return ops.embed_sum(*tables, text.flatten(), ids.flatten(0, -2)).view(*text.shape, -1)
 
     def _code_offsets(self, device: torch.device) -> Tensor:
-        """int64 [N]: where each codebook's table begins in the common one. Made once a device: a copy from the host."""
+        """int64 [N]: where each codebook's table begins in the common one.
+
+        Kept per device, because making it copies from the host.
+        """
         if device not in self._offsets_on:
             self._offsets_on[device] = torch.tensor(self._offsets, device=device)
         return self._offsets_on[device]
 
     def stop_logits(self, y0_BD: Tensor) -> Tensor:
-        """Logits [B, 2] of going on and of stopping, from the depth output of position 0."""
+        """Logits [B, 2] for going on and for stopping, from the depth output of position 0."""
         return self.stop_head(y0_BD)
 
     def code_logits(self, y_BD: Tensor, k: int) -> Tensor:
@@ -74,14 +80,16 @@ class MossLocalTalker(Talker):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As the base class says (spec/moss 1.5). Noise has slot k for code k, and slot N for the stop decision."""
+        """As the base class says (spec/moss 1.5). Noise has slot k for code k, and slot N for the
+        stop decision.
+        """
         sizes = self.config.audio_codebook_sizes
         stop_slot = len(sizes)
         noise = sampling.noise(frame_B, stop_slot + 1)
         cache = self.depth.new_cache(hidden_BD.shape[0], hidden_BD.dtype, hidden_BD.device)
         y_BD = self.depth.step(hidden_BD, 0, cache)
         stop_B = ops.draw(self.stop_logits(y_BD), sampling.stop, noise, stop_slot) == STOP
-        # Between two choices, taking the stop back is the same as masking its logit.
+        # Between two choices, revoking the stop equals masking its logit.
         stop_B = stop_B & (frame_B >= sampling.min_frames_B)
         codes: list[Tensor] = []
         x_BD = hidden_BD
@@ -95,7 +103,7 @@ class MossLocalTalker(Talker):
         return stop_B, torch.stack(codes, -1)
 
     def forced_logits(self, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
-        """[M, sum of V_k]"""
+        """See the base class; [M, sum of V_k]."""
         codes = codes_MN.unbind(1)
         inputs = [hidden_MD, *(self.codebook(k)[code_M] for k, code_M in enumerate(codes[:-1]))]
         y_MPD = self.depth(torch.stack(inputs, 1))

@@ -1,4 +1,4 @@
-"""Where each tensor of a MOSS-TTS-Local checkpoint goes (spec/moss 1.9)."""
+"""The weight table of MOSS-TTS-Local checkpoints (spec/moss 1.9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.models.moss_local.config import MossLocalConfig
 
 
 def talker_weight_table(config: MossLocalConfig, dtype: torch.dtype) -> list[WeightEntry]:
-    """Every parameter of `MossLocalTalker`, each in `dtype`; entries of one parameter stack its rows in order."""
+    """Every parameter of `MossLocalTalker` in `dtype`; entries of one parameter stack its rows."""
     size = config.hidden_size
 
     def entry(parameter: str, name: str, *shape: int) -> WeightEntry:
@@ -49,5 +49,5 @@ def talker_weight_table(config: MossLocalConfig, dtype: torch.dtype) -> list[Wei
 
 
 def tied_copies(config: MossLocalConfig) -> frozenset[str]:
-    """Stored tensors to leave out: the official class overwrites these heads with the embeddings."""
+    """Stored tensors that are not read; the official class overwrites them with the embeddings."""
     return frozenset({"text_lm_head.weight", *(f"audio_lm_heads.{k}.weight" for k in range(config.n_vq))})

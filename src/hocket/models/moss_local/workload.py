@@ -16,7 +16,7 @@ from hocket.models.moss_local.config import MossLocalConfig
 class ContinuationPrompt(WorkloadPrompt):
     """The template, the text, then the recording's frames (spec/moss 1.7)."""
 
-    #: 85 text rows are usual (spec/moss 4.3), of which this workload's texts have 27.
+    #: Requests usually have 85 text rows (spec/moss 4.3); this workload's texts have 27 of them.
     template_rows: ClassVar[int] = 58
     takes: ClassVar[frozenset[str]] = frozenset({"join"})
     continues: ClassVar[bool] = True

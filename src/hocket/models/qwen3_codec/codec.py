@@ -1,8 +1,8 @@
 """The 12 Hz codec of Qwen3-TTS: samples to codes and back, streaming on rows (spec/qwen3 9, 10).
 
-Streaming is exact: any chunking of a stream gives what the whole sequence gives, for the decoder and the encoder. The
-official package decodes long speech in windows of 300 frames with 25 before them: equal up to 300 frames, and beyond
-them an approximation of what is computed here.
+Streaming is exact in both directions: any chunking of a stream equals the whole sequence. The
+official package decodes long speech in windows of 300 frames with 25 frames of context, which is
+equal up to 300 frames and an approximation beyond.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Qwen3Codec(Codec):
     # Streaming on rows
 
     def state_spec(self, direction: Direction, max_frames: int | None = None) -> StateSpec:
-        """The encoder sees all of a recording, so its ring holds `max_frames`; it computes in float32."""
+        """The encoder attends to a whole recording, so its ring holds `max_frames`; it is
+        float32.
+        """
         if direction == "decoder":
             ring, elements = self.config.decoder.ring, self.decoder.tail_layout.elements
             return StateSpec((ring,), elements, self.config.compute_dtype)
@@ -51,7 +53,7 @@ class Qwen3Codec(Codec):
 
     @torch.inference_mode()
     def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
-        # Reading values back would make a CUDA caller wait for the device; there, codes come from the sampler.
+        # Reading values back would make a CUDA caller wait; there, codes come from the sampler.
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
         state.check_call("decoder", batch, frames, rows_B, counts_B)
@@ -73,8 +75,8 @@ class Qwen3Codec(Codec):
         lengths_B: Tensor | None = None,
         n_codebooks: int | None = None,
     ) -> Tensor:
-        """As the base class says. A length within a frame codes that frame as the official encoder codes a last one,
-        and the row takes nothing more.
+        """See the base class. A frame that ends a recording is encoded as the official encoder does
+        it.
         """
         n_codebooks = self._check_n_codebooks(n_codebooks)
         frames, frame_samples = self._check_whole_frames(samples_BCS), self.config.frame_samples
@@ -100,7 +102,9 @@ class Qwen3Codec(Codec):
 
     @property
     def convolutions(self) -> list[ConvShape]:
-        """Those of the residual units, which are four fifths of the decoder's products, and of the latents."""
+        """Convolutions of the residual units (four fifths of the decoder's products) and of
+        latents.
+        """
         spec = self.config.decoder
         shapes, positions = list[ConvShape](), prod(spec.latent_strides)
         for i, stride in enumerate(spec.strides):
@@ -108,11 +112,11 @@ class Qwen3Codec(Codec):
             shapes += [ConvShape(channels, KERNEL, DILATIONS[-1], positions), ConvShape(channels, 1, 1, positions)]
         return [*shapes, ConvShape(spec.latent_dim, KERNEL, 1, 1, is_depthwise=True)]
 
-    # Inside
+    # Internals
 
     def _check_room(self, state: CodecState, rows_B: Tensor, counts: Tensor | int) -> None:
-        """Raises InvalidRequestError where a recording outgrows what its row can look back over."""
-        if rows_B.device.type != "cpu":  # there, a look would be a wait: the caller has seen to it
+        """Raise InvalidRequestError where a recording outgrows the context of its row."""
+        if rows_B.device.type != "cpu":  # reading values would wait for the device; the caller has checked
             return
         (rings,) = state.stages
         assert rings is not None

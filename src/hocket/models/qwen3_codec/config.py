@@ -1,8 +1,8 @@
 """The `config.json` of a `speech_tokenizer` folder, read and checked once (spec/qwen3 9-11).
 
-Every width, rate and window comes from the file, and what the file asks for that this implementation does not do is an
-error that names the key. The encoder is Mimi, whose keys have the defaults of its official class; the decoder's class
-has defaults that no released model uses, so its keys must be there.
+Every width, rate and window comes from the file; a value that is not implemented is an error that
+names the key. The encoder is Mimi, whose keys have the defaults of its official class. The
+decoder's class has defaults that no released model uses, so its keys are required.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hocket.errors import ConfigError
 from hocket.models.layers.codec_state import RingSpec
 
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
-#: Longest recording that is encoded in a stream. The encoder sees all of what it heard (spec/qwen3 10), so this sets
-#: the size of its rings; whole files have no such limit.
+#: Longest recording that is encoded as a stream. The encoder attends to all of it (spec/qwen3 10),
+#: so this sets the size of its rings; whole files have no such limit.
 MAX_STREAM_SECONDS = 120.0
-#: Where an encoder's file says nothing, as with Mimi's other keys.
+#: Default of Mimi's class for an encoder's file without a base.
 MIMI_ROPE_BASE = 10_000.0
 
 
@@ -41,7 +41,7 @@ class _Attention(Section):
 
     @property
     def rope_bases(self) -> list[float]:
-        """Under whatever names the file has it."""
+        """RoPE bases under all names that a file may use."""
         nested = [rope.rope_theta for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
         return [base for base in (self.rope_theta, *nested) if base is not None]
 
@@ -71,7 +71,7 @@ class _Decoder(_Attention):
     codebook_size: Size
     decoder_dim: Size
     num_quantizers: Layers
-    #: The official decoder gives its first projection to one codebook, whatever is written here.
+    #: The official decoder gives its first projection to one codebook, whatever the value here.
     num_semantic_quantizers: Literal[1] = 1
     upsample_rates: list[Size]
     upsampling_ratios: list[Size]
@@ -98,7 +98,7 @@ class _Encoder(_Attention):
     norm_eps: PositiveFloat = 1e-5
     num_filters: Size = 64
     num_residual_layers: Layers = 1
-    #: In the order of Mimi's decoder; the encoder takes them backwards.
+    #: In the order of Mimi's decoder; the encoder uses them in reverse.
     upsampling_ratios: list[Size] = Field(default_factory=lambda: [8, 6, 5, 4])
     kernel_size: Size = 7
     last_kernel_size: Size = 3
@@ -188,19 +188,21 @@ class TransformerSpec:
     ffn_dim: int
     norm_eps: float
     rope_base: float
-    #: A query sees this many keys, itself included; None: all before it.
+    #: A query attends to this many keys, itself included; None: to all before it.
     context_tokens: int | None
     tokens_per_frame: int
 
-    def ring(self, most_tokens: int) -> RingSpec:
-        """Rings for streams in which a query looks back over at most `most_tokens` tokens where nothing bounds it."""
-        context = most_tokens if self.context_tokens is None else self.context_tokens
+    def ring(self, max_tokens: int) -> RingSpec:
+        """Rings of streams; without a bounded context a query attends to at most `max_tokens`
+        tokens.
+        """
+        context = max_tokens if self.context_tokens is None else self.context_tokens
         return RingSpec(self.layers, self.kv_heads, self.head_dim, context, self.tokens_per_frame)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Codes to samples (spec/qwen3 9)."""
+    """Dimensions of the decoder, codes to samples (spec/qwen3 9)."""
 
     n_codebooks: int
     codebook_size: int
@@ -216,13 +218,13 @@ class DecoderSpec:
 
     @property
     def ring(self) -> RingSpec:
-        """Heads that share keys and values have their own in a ring."""
+        """Rings in which heads that share keys and values have their own copies."""
         return replace(self.transformer.ring(0), kv_heads=self.transformer.heads)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """Samples to codes: Mimi (spec/qwen3 10)."""
+    """Dimensions of the encoder, samples to codes: Mimi (spec/qwen3 10)."""
 
     #: Width after the first convolution; each of `strides` doubles it.
     width: int
@@ -254,8 +256,9 @@ class Qwen3CodecConfig:
     frame_samples: int
     decoder: DecoderSpec
     encoder: EncoderSpec
-    #: Of the decoder's convolutions, linear layers, attention, K/V and tails. Norms, scales and activations are
-    #: computed in float32, and so is the whole encoder: its codes do not depend on this.
+    #: Dtype of the decoder's convolutions, linear layers, attention, K/V and tails. Norms, scales
+    #: and activations are computed in float32, and so is the whole encoder: codes do not depend on
+    #: this.
     compute_dtype: torch.dtype = torch.float32
 
     @property
@@ -276,12 +279,12 @@ class Qwen3CodecConfig:
         return int(MAX_STREAM_SECONDS * self.frame_rate_hz)
 
     def reference_frames(self, samples: int) -> int:
-        """Frames that a recording is coded into: an unfinished last one counts (spec/qwen3 10)."""
+        """Frames of an encoded recording; an incomplete last one counts (spec/qwen3 10)."""
         return -(-samples // self.frame_samples)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> Qwen3CodecConfig:
-        """Reads a checkpoint's `config.json`. Raises ConfigError naming the key at fault."""
+        """Read a checkpoint's `config.json`. Raises ConfigError naming the key at fault."""
         if raw.get("model_type") != MODEL_TYPE:
             raise ConfigError(
                 f"codec config.json: model_type is {raw.get('model_type')!r}, not {MODEL_TYPE!r}; "
@@ -322,7 +325,8 @@ def _encoder(section: _Encoder, n_codebooks: int) -> EncoderSpec:
         residual_layers=section.num_residual_layers,
         dilation_growth=section.dilation_growth_rate,
         compress=section.compress,
-        # The file's sliding_window is not applied: the official package's mask is plain causal (spec/qwen3 10).
+        # The file's sliding_window is not applied: the official package's mask is plain causal
+        # (spec/qwen3 10).
         transformer=_transformer(section, head_dim, section.norm_eps, None, last_stride),
         last_stride=last_stride,
         n_codebooks=n_codebooks,

@@ -1,8 +1,9 @@
 """The encoder's causal convolutions, which remember their last inputs on rows (spec/qwen3 10).
 
-Every convolution is a window over its own inputs: an output needs the inputs of its token and of a few tokens before.
-Those few columns are all that a stream keeps, so any chunking equals the whole. A row's columns lie one convolution
-after another in `CodecState.tails`; `TailLayout` says where. The decoder's are in `packed_conv.py`.
+Every convolution is a window over its inputs: an output needs the inputs of its token and of a few
+tokens before. Those few columns are all that a stream keeps, so any chunking equals the whole. The
+columns of a row lie one convolution after another in `CodecState.tails`, at the places of
+`TailLayout`. The decoder's convolutions are in `packed_conv.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class TailSpec:
-    """Where one convolution's last inputs lie in a row's tail, from element `start` on."""
+    """Place of one convolution's last inputs in a row's tail, from element `start` on."""
 
     start: int
     channels: int
     columns: int
-    #: Of the convolution's input.
+    #: Rate of the convolution's input.
     tokens_per_frame: int
 
     @property
@@ -34,7 +35,7 @@ class TailSpec:
 
 
 class TailLayout:
-    """Hands out places in a row's tail while a model is built."""
+    """Allocates places in a row's tail while a model is built."""
 
     def __init__(self) -> None:
         self.elements = 0
@@ -47,7 +48,7 @@ class TailLayout:
 
 @dataclass(frozen=True, slots=True)
 class TailWindow:
-    """One chunk's view of the tails of its B rows: what they remember, and what they will."""
+    """One chunk's view of the tails of its B rows, old and new."""
 
     #: [B, E]: read by the convolutions; zero where a stream begins.
     old: Tensor
@@ -61,18 +62,18 @@ class TailWindow:
     @classmethod
     def open(cls, tails_RE: Tensor, rows_B: Tensor, offsets_B: Tensor, counts_B: Tensor | None) -> TailWindow:
         begins_B = offsets_B == 0
-        # Not a product with 0: what lies there may be NaN.
+        # No product with 0, because the memory may hold NaN.
         old_BE = tails_RE[rows_B].masked_fill_(begins_B[:, None], 0.0)
         return cls(old_BE, torch.empty_like(old_BE), begins_B, counts_B)
 
     def close(self, tails_RE: Tensor, rows_B: Tensor) -> None:
-        """Every convolution has run: keep what they wrote."""
+        """Store the new tails, after every convolution has run."""
         tails_RE.index_copy_(0, rows_B, self.new)
 
     def extend(self, spec: TailSpec, x_BCT: Tensor, *, replicate: bool = False) -> Tensor:
-        """[B, C, columns + T]: the chunk behind the columns before it; its own last ones are remembered.
+        """Prepend the columns before the chunk, [B, C, columns + T], and remember its last ones.
 
-        Before a stream's first token there is zero, or with `replicate` that token itself.
+        Columns before a stream's first token are zero, or with `replicate` that token itself.
         """
         if spec.columns == 0:
             return x_BCT
@@ -91,7 +92,7 @@ class TailWindow:
 
 
 class CausalConv(nn.Module):
-    """A convolution that is padded on its left only; T inputs (whole strides) give T / stride outputs."""
+    """A convolution padded on its left only; T inputs (whole strides) give T / stride outputs."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""Codes to samples: a windowed transformer at the frame rate, then convolutions up to the sample rate (spec/qwen3 9).
+"""The decoder, codes to samples: a windowed transformer at the frame rate, then convolutions up to
+the sample rate (spec/qwen3 9).
 
-Activations between convolutions are in the dtype of the weights; Snake, norms and the residual stream of the
-transformer are computed in float32.
+Activations between convolutions are in the dtype of the weights; Snake, norms and the residual
+stream of the transformer are computed in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hocket.models.qwen3_codec.decoder_transformer import DecoderTransformer
 from hocket.models.qwen3_codec.packed_conv import DepthwiseConv, PackedConv, SnakeBeta, UpsamplingConv
 from hocket.models.qwen3_codec.quantizer import Dequantizer
 
-#: Kernels and dilations are the official class's, not the file's.
+#: Kernels and dilations come from the official class; the file has none.
 LATENT_KERNEL = 3
 KERNEL = 7
 DILATIONS = (1, 3, 9)
@@ -31,7 +32,7 @@ CONVNEXT_NORM_EPS = 1e-6
 
 
 class ConvNeXt(nn.Module):
-    """A depthwise convolution and a feed-forward over channels, scaled, beside the identity."""
+    """A depthwise convolution and a feed-forward over channels, scaled and added to the input."""
 
     def __init__(self, layout: TailLayout, channels: int, tokens_per_frame: int) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class ConvNeXt(nn.Module):
 
 
 class LatentUpsampling(nn.Module):
-    """More latents per frame, of the same width."""
+    """Upsamples latents at constant width."""
 
     def __init__(self, layout: TailLayout, channels: int, stride: int, tokens_per_frame: int) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class LatentUpsampling(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """Two convolutions beside the identity, each behind a Snake, the first of which is `snake1` of the input."""
+    """Adds two convolutions to its input, each after a Snake; `snake1` is applied by the caller."""
 
     def __init__(self, layout: TailLayout, channels: int, dilation: int, tokens_per_frame: int) -> None:
         super().__init__()
@@ -71,18 +72,22 @@ class ResidualUnit(nn.Module):
         self.conv2 = PackedConv(layout, channels, channels, 1, tokens_per_frame)
 
     def forward(
-        self, x_MC: Tensor, bent_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta
+        self, x_MC: Tensor, activated_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta
     ) -> tuple[Tensor, Tensor]:
-        """The unit's output, and `snake` of it."""
-        return self.conv2.both(self.conv1.bent(bent_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC)
+        """The unit's output, and `snake` applied to it."""
+        return self.conv2.with_activation(
+            self.conv1.activated(activated_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC
+        )
 
-    def last(self, x_MC: Tensor, bent_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
-        """Only `snake` of the output."""
-        return self.conv2.bent(self.conv1.bent(bent_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC)
+    def last(self, x_MC: Tensor, activated_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
+        """`snake` applied to the output, without the output itself."""
+        return self.conv2.activated(
+            self.conv1.activated(activated_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC
+        )
 
 
 class UpsamplingBlock(nn.Module):
-    """`stride` times as many tokens, half as wide. The input is bent by `snake` already."""
+    """Upsamples tokens by `stride` and halves the width; the caller has applied `snake`."""
 
     def __init__(self, layout: TailLayout, channels: int, stride: int, tokens_per_frame: int) -> None:
         super().__init__()
@@ -93,16 +98,16 @@ class UpsamplingBlock(nn.Module):
         )
         self.units = cast("Sequence[ResidualUnit]", units)
 
-    def forward(self, bent_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
-        """`snake` of the block's output."""
-        x_MC, bent_MC = self.conv.both(bent_MC, pack, tails_RE, self.units[0].snake1)
+    def forward(self, activated_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
+        """`snake` applied to the block's output."""
+        x_MC, activated_MC = self.conv.with_activation(activated_MC, pack, tails_RE, self.units[0].snake1)
         for unit, following in pairwise(self.units):
-            x_MC, bent_MC = unit(x_MC, bent_MC, pack, tails_RE, following.snake1)
-        return self.units[-1].last(x_MC, bent_MC, pack, tails_RE, snake)
+            x_MC, activated_MC = unit(x_MC, activated_MC, pack, tails_RE, following.snake1)
+        return self.units[-1].last(x_MC, activated_MC, pack, tails_RE, snake)
 
 
 class CodecDecoder(nn.Module):
-    """Call `finalize` once after the weights are in place."""
+    """Codes to samples. Call `finalize` once after the weights are in place."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -131,7 +136,7 @@ class CodecDecoder(nn.Module):
         self.sample_conv = PackedConv(layout, widths[-1], 1, KERNEL, tokens)
 
     def finalize(self) -> None:
-        """Builds the table of codes, Snake's factors, and weights as they are used; once, after loading."""
+        """Build the table of codes, the factors of Snake, and weights in their final layout."""
         self.quantizer.finalize()
         self.transformer.finalize()
         for module in self.modules():
@@ -139,7 +144,7 @@ class CodecDecoder(nn.Module):
                 module.finalize()
 
     def forward(self, codes_FN: Tensor, pack: Packed, state: CodecState) -> Tensor:
-        """The next frames of each stream of a pack -> samples float32 [F * frame_samples] in [-1, 1]."""
+        """Decode a pack of frames -> samples float32 [F * frame_samples] in [-1, 1]."""
         (rings,), tails_RE = state.stages, state.tails
         assert rings is not None
         dtype = self.input_proj.weight.dtype
@@ -148,9 +153,9 @@ class CodecDecoder(nn.Module):
         for stage in self.upsampling:
             x_MC = stage(x_MC, pack, tails_RE)
         snakes = [*(block.snake for block in self.blocks), self.snake]
-        bent_MC = self.wave_conv.bent(x_MC, pack, tails_RE, snakes[0])
+        activated_MC = self.wave_conv.activated(x_MC, pack, tails_RE, snakes[0])
         for block, snake in zip(self.blocks, snakes[1:], strict=True):
-            bent_MC = block(bent_MC, pack, tails_RE, snake)
-        samples = self.sample_conv(bent_MC, pack, tails_RE)[:, 0].float()
-        # An infinite sample becomes NaN, which ends the request with an error, and not 1.
+            activated_MC = block(activated_MC, pack, tails_RE, snake)
+        samples = self.sample_conv(activated_MC, pack, tails_RE)[:, 0].float()
+        # An infinite sample becomes NaN, which ends the request with an error, instead of 1.
         return samples.clamp(-1.0, 1.0) + (samples - samples)

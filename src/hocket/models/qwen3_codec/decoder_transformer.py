@@ -1,7 +1,7 @@
-"""The decoder's causal transformer, over chunks of many streams packed one behind the other (spec/qwen3 9).
+"""The decoder's causal transformer, over packed chunks of many streams (spec/qwen3 9).
 
-Precision follows the weights: with bf16 linear weights the linears, attention and K/V are bf16 while norms, layer scale
-and the residual stream are float32.
+Precision follows the weights: with bf16 linear weights the linears, attention and K/V are bf16,
+while norms, layer scale and the residual stream are float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hocket.models.qwen3_codec.config import TransformerSpec
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU; `gate_up` is both projections in one, gate first."""
+    """SwiGLU; `gate_up` stacks both projections, gate first."""
 
     def __init__(self, width: int, ffn_dim: int) -> None:
         super().__init__()
@@ -32,7 +32,9 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each scaled per channel before it joins the residual stream."""
+    """Pre-norm attention and feed-forward, each scaled per channel before it joins the residual
+    stream.
+    """
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -46,10 +48,10 @@ class DecoderLayer(nn.Module):
         self.scale2 = nn.Parameter(torch.empty(spec.width))
 
     def finalize(self) -> None:
-        """Brings queries, keys and values to the form that rings take; once, after loading.
+        """Bring the projections to the layout of rings; once, after loading.
 
-        Channels j and j + head_dim / 2, which turn together, become neighbours: products of queries and keys stay what
-        they are. Heads that share keys and values get their own.
+        Channels j and j + head_dim / 2, which rotate together, become neighbours, which keeps the
+        products of queries and keys. Heads that share keys and values get their own.
         """
         spec = self.spec
         heads_HKD = self.qkv_proj.weight.detach().view(-1, spec.head_dim, spec.width)
@@ -62,7 +64,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderTransformer(nn.Module):
-    """The layers, and the norm behind them. Call `finalize` once after the weights are in place."""
+    """The layers. Call `finalize` once after the weights are in place."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -74,13 +76,16 @@ class DecoderTransformer(nn.Module):
             layer.finalize()
 
     def forward(self, x_MD: Tensor, pack: Packed, rings: StageRings, norm: RMSNorm) -> Tensor:
-        """`norm` of the layers' output, in the dtype of `x_MD`: joining the stream and the next norm are one step."""
+        """`norm` applied to the layers' output, in the dtype of `x_MD`.
+
+        Each residual sum and the norm after it are one operation.
+        """
         dtype, layers, window = x_MD.dtype, self.layers, rings.window(pack)
-        turns_MK = ops.pair_turns(window, self.spec.head_dim, self.spec.rope_base)
+        cos_sin_MK = ops.pair_turns(window, self.spec.head_dim, self.spec.rope_base)
         following = [*(layer.norm1 for layer in layers[1:]), norm]
         x_MD, h_MD = _join(x_MD.float(), None, None, layers[0].norm1, dtype)
         for index, layer in enumerate(layers):
-            delta_MD = layer.out_proj(_attend(layer.qkv_proj(h_MD), turns_MK, window, rings.layers[index]))
+            delta_MD = layer.out_proj(_attend(layer.qkv_proj(h_MD), cos_sin_MK, window, rings.layers[index]))
             x_MD, h_MD = _join(x_MD, delta_MD, layer.scale1, layer.norm2, dtype)
             x_MD, h_MD = _join(x_MD, layer.mlp(h_MD), layer.scale2, following[index], dtype)
         return h_MD
@@ -92,7 +97,7 @@ def _join(
     return ops.scaled_add_rms_norm(x_MD, delta_MD, scale_D, norm.weight, norm.eps, dtype)
 
 
-def _attend(qkv_ME: Tensor, turns_MK: Tensor, window: RingWindow, ring: RingKV) -> Tensor:
-    """[M, H * K]; the ring is written."""
-    ops.append_rotated(qkv_ME, turns_MK, window, ring.keys, ring.values)
-    return ops.ring_attention(qkv_ME, turns_MK, window, ring.keys, ring.values)
+def _attend(qkv_ME: Tensor, cos_sin_MK: Tensor, window: RingWindow, ring: RingKV) -> Tensor:
+    """Attention [M, H * K]; writes the ring."""
+    ops.append_rotated(qkv_ME, cos_sin_MK, window, ring.keys, ring.values)
+    return ops.ring_attention(qkv_ME, cos_sin_MK, window, ring.keys, ring.values)

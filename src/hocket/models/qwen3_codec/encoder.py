@@ -1,7 +1,9 @@
-"""Samples to codes: Mimi's encoder, always in float32 (spec/qwen3 10; Mimi: Défossez et al. 2024, section 3.3).
+"""The encoder, samples to codes: Mimi, always in float32 (spec/qwen3 10; Défossez et al. 2024,
+section 3.3).
 
-A recording need not be whole frames. The official encoder pads every strided convolution's own input to whole strides,
-which is not the same as silence behind the recording: `RecordingEnd` carries how far each row's recording reaches.
+A recording need not consist of whole frames. The official encoder pads the input of every strided
+convolution to whole strides, which differs from silence after the recording; `RecordingEnd` has the
+length of each row's recording.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class RecordingEnd:
     samples: int
 
     def pad(self, x_BCT: Tensor, *, replicate: bool) -> Tensor:
-        """Zeros, or with `replicate` a row's last token, for what lies behind the end; T tokens stand for S samples."""
+        """Replace tokens after the end by zeros, or with `replicate` by a row's last token.
+
+        T tokens stand for S samples.
+        """
         tokens = x_BCT.shape[2]
         samples_per_token = self.samples // tokens
         valid_B = (self.lengths_B + samples_per_token - 1) // samples_per_token
@@ -51,7 +56,7 @@ class EncoderWindow:
     end: RecordingEnd | None
 
     def strided(self, conv: CausalConv, x_BCT: Tensor) -> Tensor:
-        """`conv` over whole strides."""
+        """Apply `conv` to whole strides."""
         if self.end is not None:
             x_BCT = self.end.pad(x_BCT, replicate=conv.replicate)
         return conv(x_BCT, self.tails)
@@ -69,7 +74,7 @@ class ResidualUnit(nn.Module):
 
 
 class DownsamplingBlock(nn.Module):
-    """One token for every `stride`, twice as wide."""
+    """Downsamples tokens by `stride` and doubles the width."""
 
     def __init__(self, layout: TailLayout, spec: EncoderSpec, channels: int, stride: int, tokens: int) -> None:
         super().__init__()
@@ -85,7 +90,7 @@ class DownsamplingBlock(nn.Module):
 
 
 class CodecEncoder(nn.Module):
-    """Call `finalize` once after the weights are in place."""
+    """Samples to codes. Call `finalize` once after the weights are in place."""
 
     def __init__(self, spec: EncoderSpec, frame_samples: int) -> None:
         super().__init__()
@@ -105,11 +110,11 @@ class CodecEncoder(nn.Module):
         self.quantizer = Quantizer(spec)
 
     def finalize(self) -> None:
-        """Builds the codebooks; once, after loading."""
+        """Build the codebooks; once, after loading."""
         self.quantizer.finalize()
 
     def forward(self, samples_BCS: Tensor, n_codebooks: int, window: EncoderWindow) -> Tensor:
-        """The next whole frames of samples of each row -> codes int64 [B, T, n_codebooks]."""
+        """Encode the next whole frames of each row -> codes int64 [B, T, n_codebooks]."""
         x_BCT = self.wave_conv(samples_BCS, window.tails)
         for block in self.blocks:
             x_BCT = block(x_BCT, window)

@@ -16,7 +16,7 @@ from hocket.models.qwen3_codec.config import TransformerSpec
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What all layers share in one call."""
+    """Shared by all layers in one call."""
 
     #: [B, T, 1, head_dim]
     rope: RopeTables
@@ -35,7 +35,9 @@ class PlainMLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each scaled per channel before it joins the residual stream."""
+    """Pre-norm attention and feed-forward, each scaled per channel before it joins the residual
+    stream.
+    """
 
     def __init__(self, spec: TransformerSpec, index: int) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class TransformerLayer(nn.Module):
 
 
 class EncoderTransformer(nn.Module):
-    """The layers alone: float32 [B, T, width] to the same shape."""
+    """The layers without projections: float32 [B, T, width] to the same shape."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()

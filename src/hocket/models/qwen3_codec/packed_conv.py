@@ -1,9 +1,10 @@
-"""The decoder's convolutions, over chunks of many streams packed one behind the other (spec/qwen3 9).
+"""The decoder's convolutions, over packed chunks of many streams (spec/qwen3 9).
 
-Activations are [M, C], channels last: a convolution is then a matrix product whose rows are windows, a transposed one
-too (each input makes `stride` outputs side by side), and the activations between them are computed where sums are.
-A row's last inputs lie one convolution after another in `CodecState.tails`, each [columns, channels]. Modules take
-the pack and these tails [rows, E].
+Activations are [M, C], channels last. A convolution is then a matrix product whose rows are
+windows, and so is a transposed one (each input makes `stride` outputs side by side); activation
+functions are applied where a product's sums are. The last inputs of a row lie one convolution after
+another in `CodecState.tails`, each [columns, channels]. Modules take the pack and these tails
+[rows, E].
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from hocket.kernels import ops
 from hocket.kernels.types import Packed
 from hocket.models.qwen3_codec.conv import TailLayout, TailSpec
 
-#: Keeps a vanishing amplitude of Snake's from dividing by zero.
+#: Added to the divisor of Snake, so that a vanishing amplitude does not divide by zero.
 MIN_SNAKE_BETA = 1e-9
 
 
 class SnakeBeta(nn.Module):
-    """x + sin^2(rate x) * gain, per channel, computed by the convolution in front.
+    """x + sin^2(rate x) * gain, per channel, computed by the convolution before it.
 
     A checkpoint has logarithms: rate = e^alpha, gain = e^-beta.
     """
@@ -36,14 +37,16 @@ class SnakeBeta(nn.Module):
         self.beta = nn.Parameter(torch.empty(channels))
 
     def finalize(self) -> None:
-        """Replaces the logarithms; once, after loading."""
+        """Replace the logarithms; once, after loading."""
         self.rate = nn.Parameter(self.alpha.detach().exp(), requires_grad=False)
         self.gain = nn.Parameter(1 / (self.beta.detach().exp() + MIN_SNAKE_BETA), requires_grad=False)
         del self.alpha, self.beta
 
 
 class PackedConv(nn.Module):
-    """A convolution that is padded on its left only. Call `finalize` once after the weights are in place."""
+    """A convolution padded on its left only. Call `finalize` once after the weights are in
+    place.
+    """
 
     #: [kernel, in_channels, out_channels]
     filters: nn.Parameter
@@ -66,7 +69,7 @@ class PackedConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def finalize(self) -> None:
-        """Lays the weights out as the product takes them; once, after loading."""
+        """Lay the weights out for the product; once, after loading."""
         self.filters = nn.Parameter(self.weight.detach().permute(2, 1, 0).contiguous(), requires_grad=False)
         del self.weight
 
@@ -76,22 +79,22 @@ class PackedConv(nn.Module):
         assert out is not None
         return out
 
-    def bent(
+    def activated(
         self, x_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta, residual: Tensor | None = None
     ) -> Tensor:
-        """`snake` of the convolution plus `residual`: [M, O]."""
-        _, bent = self._run(x_MC, pack, tails_RE, residual, snake, keep=False)
-        assert bent is not None
-        return bent
+        """`snake` applied to the convolution plus `residual`: [M, O]."""
+        _, activated = self._run(x_MC, pack, tails_RE, residual, snake, keep=False)
+        assert activated is not None
+        return activated
 
-    def both(
+    def with_activation(
         self, x_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The convolution plus `residual`, and `snake` of that: [M, O] each."""
-        out, bent = self._run(x_MC, pack, tails_RE, residual, snake, keep=True)
+        """The convolution plus `residual`, and `snake` applied to it: [M, O] each."""
+        out, activated = self._run(x_MC, pack, tails_RE, residual, snake, keep=True)
         assert out is not None
-        assert bent is not None
-        return out, bent
+        assert activated is not None
+        return out, activated
 
     def _run(
         self,
@@ -105,18 +108,19 @@ class PackedConv(nn.Module):
     ) -> tuple[Tensor | None, Tensor | None]:
         tails_RPC = None if self.tail is None else self.tail.of(tails_RE)
         factors = None if snake is None else (snake.rate, snake.gain)
-        out, bent = ops.causal_conv(
+        out, activated = ops.causal_conv(
             x_MC, pack, tails_RPC, self.filters, self.bias, self.dilation, residual, factors, keep
         )
         if tails_RPC is not None:
             ops.keep_tail(x_MC, pack, tails_RPC)
-        # A transposed convolution has made several tokens of each.
+        # A transposed convolution makes several tokens of each.
         shape = (-1, self.out_channels)
-        return None if out is None else out.view(shape), None if bent is None else bent.view(shape)
+        return None if out is None else out.view(shape), None if activated is None else activated.view(shape)
 
 
 class UpsamplingConv(PackedConv):
-    """A transposed convolution without look-ahead: M inputs give M * stride outputs, what is over is cut at the end.
+    """A transposed convolution without look-ahead: M inputs give M * stride outputs, the rest is
+    cut off.
 
     Residuals are [M, stride * O].
     """
@@ -124,13 +128,17 @@ class UpsamplingConv(PackedConv):
     def __init__(
         self, layout: TailLayout, in_channels: int, out_channels: int, kernel: int, stride: int, tokens_per_frame: int
     ) -> None:
-        # An input reaches over `kernel` outputs, so an output is reached by so many inputs.
+        # An input contributes to `kernel` outputs, hence the number of inputs behind an output.
         super().__init__(layout, in_channels, out_channels, -(-kernel // stride), tokens_per_frame)
         self.stride = stride
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels, kernel))
 
     def finalize(self) -> None:
-        """Output r of an input's `stride` takes filter r of that input, r + stride of the one before, and so on."""
+        """Lay the weights out for the product; once, after loading.
+
+        Output r of an input's `stride` uses filter r for that input, r + stride for the one before,
+        and so on.
+        """
         reach = -(-self.weight.shape[2] // self.stride)
         weight_COK = F.pad(self.weight.detach(), (0, reach * self.stride - self.weight.shape[2]))
         by_tap_PCSO = weight_COK.view(*weight_COK.shape[:2], reach, self.stride).permute(2, 0, 3, 1).flip(0)
@@ -139,7 +147,7 @@ class UpsamplingConv(PackedConv):
 
 
 class DepthwiseConv(nn.Module):
-    """A convolution of each channel by itself, padded on its left only. Call `finalize` after loading."""
+    """A depthwise convolution padded on its left only. Call `finalize` after loading."""
 
     #: [kernel, channels]
     filters: nn.Parameter
@@ -151,7 +159,7 @@ class DepthwiseConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def finalize(self) -> None:
-        """Lays the weights out as the operation takes them; once, after loading."""
+        """Lay the weights out for the operation; once, after loading."""
         self.filters = nn.Parameter(self.weight.detach()[:, 0].t().contiguous(), requires_grad=False)
         del self.weight
 

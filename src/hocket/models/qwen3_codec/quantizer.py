@@ -1,6 +1,8 @@
-"""Codebooks: codes to latents by one table, latents to codes by nearest entries; float32 (spec/qwen3 9, 10).
+"""Codebooks: codes to latents by one table, latents to codes by nearest entries; float32
+(spec/qwen3 9, 10).
 
-A checkpoint stores an entry as the sum of what was assigned to it and how much that was. `finalize` divides once.
+A checkpoint stores an entry as the sum of the vectors assigned to it and their number. `finalize`
+divides once.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from torch import Tensor, nn
 
 from hocket.models.qwen3_codec.config import DecoderSpec, EncoderSpec
 
-#: An entry that nothing was assigned to is not divided by zero.
+#: Lower bound of the divisor, for entries to which no vector was assigned.
 MIN_USAGE = 1e-5
 
 
 class StoredCodebooks(nn.Module):
-    """Entries of N codebooks as a checkpoint has them, codebook after codebook."""
+    """Entries of N codebooks in the form of a checkpoint, concatenated."""
 
     def __init__(self, n_codebooks: int, size: int, dim: int) -> None:
         super().__init__()
@@ -31,7 +33,7 @@ class StoredCodebooks(nn.Module):
 class Dequantizer(nn.Module):
     """Codes to the decoder's latent. The first codebook has an output projection of its own."""
 
-    #: [N * V, quantizer_dim]: what each code adds to the latent; `finalize` makes it.
+    #: [N * V, quantizer_dim]: contribution of each code to the latent; made by `finalize`.
     lookup: Tensor
 
     def __init__(self, spec: DecoderSpec) -> None:
@@ -44,22 +46,24 @@ class Dequantizer(nn.Module):
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Replaces codebooks and projections by their product; once, after loading."""
+        """Replace codebooks and projections by their product; once, after loading."""
         first_VE, rest_ME = self.codebooks.entries().tensor_split([self.codebook_size])
         lookup = torch.cat((first_VE @ self.first_proj.T, rest_ME @ self.rest_proj.T))
         self.register_buffer("lookup", lookup, persistent=False)
         del self.codebooks, self.first_proj, self.rest_proj
 
     def forward(self, codes_FN: Tensor) -> Tensor:
-        """Codes of the first N codebooks -> latent float32 [F, quantizer_dim], by N table rows and a sum."""
+        """Codes of the first N codebooks -> latent float32 [F, quantizer_dim], a sum of N table
+        rows.
+        """
         first_N = torch.arange(codes_FN.shape[1], device=codes_FN.device) * self.codebook_size
         return F.embedding_bag(codes_FN + first_N, self.lookup, mode="sum")
 
 
 class Quantizer(nn.Module):
-    """The encoder's latent to codes: semantic and acoustic codebooks, each a residual chain on the same latent."""
+    """The encoder's latent to codes: semantic and acoustic residual chains on the same latent."""
 
-    #: [N, V, D] and [N, V]: entries, and half of their squared lengths; `finalize` makes both.
+    #: [N, V, D] and [N, V]: entries, and half of their squared lengths; made by `finalize`.
     entries: Tensor
     half_squares: Tensor
 
@@ -68,13 +72,13 @@ class Quantizer(nn.Module):
         self.spec = spec
         width = spec.transformer.width
         self.codebooks = StoredCodebooks(spec.n_codebooks, spec.codebook_size, spec.entry_dim)
-        # A latent that is as wide as the entries is not projected (spec/qwen3 10; Mimi's official class).
+        # A latent as wide as the entries is not projected (spec/qwen3 10; Mimi's official class).
         self.semantic_proj = nn.Parameter(torch.empty(spec.entry_dim, width)) if width != spec.entry_dim else None
         self.acoustic_proj = nn.Parameter(torch.empty(spec.entry_dim, width)) if width != spec.entry_dim else None
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Divides the stored sums; once, after loading."""
+        """Divide the stored sums; once, after loading."""
         entries = self.codebooks.entries().view(self.spec.n_codebooks, self.spec.codebook_size, -1)
         self.register_buffer("entries", entries, persistent=False)
         self.register_buffer("half_squares", entries.square().sum(2) / 2, persistent=False)
@@ -88,7 +92,7 @@ class Quantizer(nn.Module):
         return torch.stack(codes, dim=-1)
 
     def _chain(self, latent_BTD: Tensor, projection: Tensor | None, levels: range) -> list[Tensor]:
-        """Codes [B, T] of each level, which codes what the levels before it left over."""
+        """Codes [B, T] of each level, which codes the residual of the levels before it."""
         residual_BTE = latent_BTD if projection is None else F.linear(latent_BTD, projection)
         codes: list[Tensor] = []
         for level in levels:

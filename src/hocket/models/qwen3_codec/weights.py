@@ -1,4 +1,4 @@
-"""Which tensor of a `speech_tokenizer` checkpoint fills which parameter of `Qwen3Codec` (spec/qwen3 11)."""
+"""The weight table of `Qwen3Codec` (spec/qwen3 11)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ _FLOAT = torch.float32
 
 
 def codec_weight_table(config: Qwen3CodecConfig) -> list[WeightEntry]:
-    """The whole table. Convolutions and linear layers of the decoder are held in `config.compute_dtype`, norms,
-    scales, codebooks and the whole encoder in float32.
+    """The whole table.
+
+    Convolutions and linear layers of the decoder have `config.compute_dtype`; norms, scales,
+    codebooks and the whole encoder are float32.
     """
     return [*_decoder(config.decoder, config.compute_dtype), *_encoder(config.encoder)]
 
 
 def unread_tensors(config: Qwen3CodecConfig) -> list[str]:
-    """Tensors of the checkpoint that neither direction needs: the halves of the quantizers that only training uses,
-    and the encoder's codebooks beyond those that the decoder knows.
+    """Stored tensors that neither direction needs: the halves of the quantizers that only training
+    uses, and the encoder's codebooks that the decoder does not have.
     """
     spec = config.encoder
     names = [f"decoder.quantizer.{group}.input_proj.weight" for group in ("rvq_first", "rvq_rest")]
@@ -45,7 +47,7 @@ def resident_bytes(config: Qwen3CodecConfig) -> int:
     width = encoder.transformer.width
     projections = 2 * encoder.entry_dim * width if width != encoder.entry_dim else 0
     in_float = (lookup + entries + projections) * _FLOAT.itemsize
-    # Keys and values that heads share are there for each of them.
+    # Keys and values that heads share are repeated for each of them.
     spec = decoder.transformer
     repeated = spec.layers * 2 * (spec.heads - spec.kv_heads) * spec.head_dim * spec.width
     return (
@@ -102,7 +104,8 @@ def _decoder(spec: DecoderSpec, dtype: torch.dtype) -> Iterator[WeightEntry]:
     yield from _linear("decoder.output_proj", "decoder.pre_transformer.output_proj", latent, width, dtype, bias=True)
     for i, stride in enumerate(spec.latent_strides):
         yield from _latent_upsampling(f"decoder.upsampling.{i}", f"decoder.upsample.{i}", latent, stride, dtype)
-    # The list `decoder.decoder`: the first convolution, a block per stride, Snake, the last convolution.
+    # The list `decoder.decoder`: the first convolution, a block per stride, Snake, the last
+    # convolution.
     chain, blocks = "decoder.decoder", len(spec.strides)
     yield from _conv("decoder.wave_conv", f"{chain}.0.conv", (spec.width, latent, KERNEL), dtype, bias=spec.width)
     for i, stride in enumerate(spec.strides):

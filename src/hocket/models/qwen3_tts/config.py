@@ -1,4 +1,4 @@
-"""What a Qwen3-TTS (12 Hz) checkpoint's `config.json` says, read and checked (spec/qwen3 1 - 3, 6)."""
+"""Reads and checks the `config.json` of a Qwen3-TTS (12 Hz) checkpoint (spec/qwen3 1 - 3, 6)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from hocket.models.layers.qwen3_config import Qwen3BackboneConfig, Qwen3Section,
 
 MODEL_TYPE = "qwen3_tts"
 TOKENIZER_TYPE = "qwen3_tts_tokenizer_12hz"
-#: The last ids of the codec vocabulary: control ids, languages and speakers. Those below are codes of codebook 0.
+#: Number of ids at the end of the codec vocabulary that are control ids, languages and speakers.
+#: The ids below them are codes of codebook 0.
 CONTROL_IDS = 1024
-#: Hz of the 12 Hz codec's audio; the talker's file does not say it.
+#: Sample rate of the 12 Hz codec's audio in Hz; the talker's file does not state it.
 SAMPLING_RATE = 24_000
-#: Tokens that come before the stop token may: `min_new_tokens` of the official call.
+#: Frames before the first possible stop: `min_new_tokens` of the official call.
 MIN_FRAMES = 2
 
-#: What a checkpoint was trained to take its voice from: a recording, a name, a description.
+#: Source of the voice that a checkpoint was trained for: a recording, a name, a description.
 Kind = Literal["base", "custom_voice", "voice_design"]
 
 
@@ -80,11 +81,11 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
     """Dimensions and ids of one Qwen3-TTS talker."""
 
     kind: Kind
-    #: Whether descriptions ("instructions") are read; the 0.6B checkpoints were made without them (spec/qwen3 1).
+    #: Whether instructions are read; the 0.6B checkpoints were trained without them (spec/qwen3 1).
     takes_instructions: bool
     predictor: Qwen3BackboneConfig
 
-    #: Rows and width of the text embedding, in front of the projection to the backbone's width.
+    #: Rows and width of the text embedding, before the projection to the backbone's width.
     text_vocab_size: Size
     text_hidden_size: Size
     #: Rows of the codec embedding and of the first codebook's head: codes, then control ids.
@@ -102,14 +103,14 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
     codec_nothink_id: Id
     codec_think_bos_id: Id
     codec_think_eos_id: Id
-    #: By lower-case name, dialects included.
+    #: Language ids by lower-case name, dialects included.
     languages: dict[str, Id]
-    #: Codec ids by lower-case name; none in a checkpoint that takes its voice from elsewhere.
+    #: Codec ids by lower-case name; empty unless the kind is custom_voice.
     speakers: dict[str, Id]
-    #: The language that a speaker's dialect is, by speaker.
+    #: Name of the dialect among the languages, by speaker.
     dialects: dict[str, str]
 
-    #: The speaker encoder's section of the file (spec/qwen3 8); None where the voice is no recording's.
+    #: Section of the speaker encoder (spec/qwen3 8); None where the voice is not cloned.
     speaker_encoder: dict[str, Any] | None
 
     @model_validator(mode="after")
@@ -137,8 +138,8 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
     def from_dict(cls, raw: Mapping[str, Any]) -> Qwen3TtsConfig:
         """Read the parsed `config.json`.
 
-        Raises ConfigError naming the key when the file is another model's, lacks a key, contradicts itself or asks for
-        something that this implementation does not do.
+        Raises ConfigError naming the key when the file is another model's, lacks a key,
+        contradicts itself or asks for something that is not implemented.
         """
         model_type, tokenizer_type = raw.get("model_type"), raw.get("tokenizer_type")
         if model_type != MODEL_TYPE:
@@ -198,7 +199,7 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
             languages=_lower(talker.codec_language_id),
             speakers=_lower(talker.spk_id or {}),
             dialects={name: dialect for name, dialect in _lower(talker.spk_is_dialect or {}).items() if dialect},
-            # Files of the other kinds carry the section too, without weights behind it.
+            # Files of the other kinds have the section too, but no weights for it.
             speaker_encoder=file.speaker_encoder_config if is_base else None,
         )
 
@@ -208,27 +209,29 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
 
     @property
     def no_code(self) -> int:
-        """Column of a codebook that adds nothing to a prompt row; outside the codec vocabulary."""
+        """Code that adds nothing to a prompt row; outside the codec vocabulary."""
         return self.codec_vocab_size
 
     @property
     def voice_code(self) -> int:
-        """First codebook's column of the prompt row that the request's voice vector is added to."""
+        """Code, in the first codebook's column, of the prompt row that the voice vector is added
+        to.
+        """
         return self.codec_vocab_size + 1
 
     @property
     def frame_text_id(self) -> int:
-        """Text of the frames that come after the prompt's own ones."""
+        """Text id of the frames for which the prompt gives none."""
         return self.tts_pad_token_id
 
     @property
     def voice_size(self) -> int:
-        """Width of a voice vector; 0 where the voice is no recording's."""
+        """Width of a voice vector; 0 where the voice is not cloned."""
         return self.hidden_size if self.kind == "base" else 0
 
     @property
     def task_type(self) -> TaskType:
-        """`kind` by its authors' name."""
+        """The authors' name of `kind`."""
         return _TASK_TYPES[self.kind]
 
     @property

@@ -1,4 +1,4 @@
-"""Qwen3-TTS as a family: from its folder to what the engine drives."""
+"""Qwen3-TTS as a family: from its config.json to the plan that loads it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hocket.models.qwen3_tts.workload import CustomVoicePrompt
 from hocket.models.sampling import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
-#: What the first part of a parameter's path is called in a report.
+#: Names in a report, by the first part of a parameter's path.
 _PARTS = {
     "text_embedding": "text_embedding",
     "text_fc1": "text_projection",
@@ -42,7 +42,9 @@ _PARTS = {
 
 
 class Qwen3TtsModel(nn.Module):
-    """All that a checkpoint's file holds: the talker, and in a base checkpoint the speaker encoder."""
+    """All modules of a checkpoint's file: the talker, and in a base checkpoint the speaker
+    encoder.
+    """
 
     def __init__(self, config: Qwen3TtsConfig, speaker: SpeakerConfig | None) -> None:
         super().__init__()
@@ -51,7 +53,9 @@ class Qwen3TtsModel(nn.Module):
 
 
 def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
-    """Plan the talker of a config.json at `dtype`; the speaker encoder is float32. Raises ConfigError."""
+    """Plan the talker of a config.json at `dtype`; the speaker encoder is float32. Raises
+    ConfigError.
+    """
     config = Qwen3TtsConfig.from_dict(raw)
     speaker = _speaker_config(config)
     talker_table = talker_weight_table(config, dtype)

@@ -1,4 +1,4 @@
-"""A request as Qwen3-TTS reads it: rows of a text id and what is added to it (spec/qwen3 4)."""
+"""Builds the prompt of a request: rows of a text id and codec ids (spec/qwen3 4)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from hocket.text.tokenizer import TextTokenizer
 
 _LOG = logging.getLogger("hocket")
 
-#: Ids that a turn begins with (its start, "assistant", a line break), and that follow the text of an assistant string
-#: and of a reference string: the official cut is by position (spec/qwen3 4).
+#: Number of ids at the start of a turn (its start, "assistant", a line break), and after the text
+#: of an assistant string and of a reference string. The official code cuts by position (spec/qwen3
+#: 4).
 _ROLE_IDS = 3
 _TAIL_IDS = 5
 _REFERENCE_TAIL_IDS = 2
@@ -27,7 +28,7 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """The last rows of a prompt, and the texts that accompany the first new frames."""
+    """The last rows of a prompt, and the text ids beside the first new frames."""
 
     rows: NDArray[np.int64]
     frame_texts: Ids
@@ -43,7 +44,9 @@ class Qwen3TtsPrompt:
         self._tokenizer = tokenizer
 
     def needs(self, request: SpeechRequest) -> ReferenceNeeds:
-        """What `build` needs of the reference. Raises InvalidRequestError for what this checkpoint cannot do."""
+        """The parts of the reference that `build` needs. Raises InvalidRequestError for what this
+        checkpoint cannot do.
+        """
         config = self._config
         task = config.task_type
         if request.task_type not in (None, task):
@@ -73,7 +76,9 @@ class Qwen3TtsPrompt:
         references: Sequence[NDArray[np.int64]],
         voices: Sequence[NDArray[np.float32]] = (),
     ) -> PromptRows:
-        """The rows of `request`; `references` [F, N] and `voices` [D] are what `needs` asked for of its recording.
+        """Build the rows of `request`.
+
+        `references` [F, N] and `voices` [D] are the codes and the vector that `needs` asked for.
 
         Raises InvalidRequestError as `needs` does.
         """
@@ -104,7 +109,8 @@ class Qwen3TtsPrompt:
     # ---- text
 
     def _assistant_ids(self, text: str) -> Ids:
-        # Between two control tokens everything is one piece: the official ids are those of the joined string.
+        # The text between two control tokens is one piece, since officially the string is joined
+        # first.
         config, encode = self._config, self._tokenizer.encode
         opening = [config.im_start_token_id, *encode("assistant\n" + text), config.im_end_token_id, *encode("\n")]
         return [*opening, config.im_start_token_id, *encode("assistant\n")]
@@ -126,7 +132,10 @@ class Qwen3TtsPrompt:
     # ---- control rows
 
     def _control(self, request: SpeechRequest) -> NDArray[np.int64]:
-        """Language tags, the speaker and the pad; the text's begin is under the pad, text pads under the others."""
+        """Language tags, the speaker and the pad.
+
+        The text column has the begin of text beside the pad, and text pads beside the others.
+        """
         config = self._config
         language, speaker = self._language_id(request), self._speaker_id(request)
         if language is None:
@@ -141,7 +150,9 @@ class Qwen3TtsPrompt:
         return rows
 
     def _language_id(self, request: SpeechRequest) -> int | None:
-        """None: the model's own guess. A dialect is reached through its speaker alone."""
+        """Codec id of the language; None lets the model guess. Only its speaker selects a
+        dialect.
+        """
         config = self._config
         name = (request.language or "auto").lower()
         dialect = config.dialects.get((request.voice or "").lower())
@@ -179,7 +190,9 @@ class Qwen3TtsPrompt:
         return np.concatenate([text, self._rows([config.tts_pad_token_id], config.codec_bos_id)])
 
     def _in_context(self, text: Ids, codes_FN: NDArray[np.int64], is_streaming: bool) -> _Content:
-        """All text on one track, the recording's frames on another: side by side, or one after the other."""
+        """Text and the recording's frames: side by side when streaming, else one after the
+        other.
+        """
         config = self._config
         text = [*text, config.tts_eos_token_id]
         audio = np.concatenate([self._rows([0], config.codec_bos_id)[:, 1:], codes_FN])
@@ -196,7 +209,7 @@ class Qwen3TtsPrompt:
         return self._rows(ids, self._config.no_code)
 
     def _rows(self, text: Ids, codec: int | Ids) -> NDArray[np.int64]:
-        """Rows [len(text), 1 + N] with one codec id, or one each."""
+        """Rows [len(text), 1 + N] with one codec id for all, or one for each."""
         rows = np.full((len(text), 1 + self._config.n_vq), self._config.no_code, np.int64)
         rows[:, 0] = text
         rows[:, 1] = codec

@@ -1,7 +1,9 @@
-"""A recording to a voice vector: log-mel frames, then ECAPA-TDNN (spec/qwen3 8; Desplanques et al. 2020).
+"""The speaker encoder: a recording to a voice vector, by log-mel frames and ECAPA-TDNN (spec/qwen3
+8; Desplanques et al. 2020).
 
-Base checkpoints carry it beside the talker; the vector is one row of the talker's prompt. Everything is computed in
-float32. Recordings are embedded one at a time: pooling goes over exactly the recording's own frames.
+Base checkpoints hold it beside the talker; the vector is one row of the talker's prompt. Everything
+is computed in float32. Recordings are embedded one at a time, because pooling covers exactly the
+frames of one recording.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hocket.errors import ReferenceAudioError
 FFT_SAMPLES = 1024
 HOP_SAMPLES = 256
 MAX_HZ = 12_000.0
-#: Under the root of the power spectrum, and under the logarithm.
+#: Floor of the power spectrum under its root, and of magnitudes under the logarithm.
 MIN_POWER = 1e-9
 MIN_MEL = 1e-5
 MIN_VARIANCE = 1e-12
@@ -31,13 +33,13 @@ MIN_VARIANCE = 1e-12
 class SpeakerConfig(Section):
     """`speaker_encoder_config` of a talker's `config.json`.
 
-    Released files name only what differs from the official class, whose values the defaults are.
+    Released files state only differences from the official class, whose values are the defaults.
     """
 
     mel_dim: Size = 128
-    #: Width of the voice vector: the talker's own.
+    #: Width of the voice vector, equal to the talker's.
     enc_dim: Size = 1024
-    #: Of the first block, the blocks between, and what joins those.
+    #: Channels of the first block, of the middle blocks, and of the layer that joins them.
     enc_channels: list[Size] = Field(default_factory=lambda: [512, 512, 512, 512, 1536])
     enc_kernel_sizes: list[Size] = Field(default_factory=lambda: [5, 3, 3, 3, 1])
     enc_dilations: list[Size] = Field(default_factory=lambda: [1, 2, 3, 4, 1])
@@ -61,19 +63,21 @@ class SpeakerConfig(Section):
 
     @property
     def min_samples(self) -> int:
-        """Shortest recording: reflection needs more than it reflects, of samples and of frames."""
+        """Samples of the shortest recording: reflection padding needs more input than it
+        reflects.
+        """
         pairs = zip(self.enc_kernel_sizes, self.enc_dilations, strict=True)
         frames = 1 + max((kernel - 1) * dilation // 2 for kernel, dilation in pairs)
         return max(frames * HOP_SAMPLES, (FFT_SAMPLES - HOP_SAMPLES) // 2 + 1)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> SpeakerConfig:
-        """Reads the section. Raises ConfigError naming the key at fault."""
+        """Read the section. Raises ConfigError naming the key at fault."""
         return read_file(cls, raw)
 
 
 class SamePaddingConv(nn.Module):
-    """T frames give T: the ends are reflected."""
+    """A convolution whose output is as long as its input; the ends are reflected."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -89,7 +93,9 @@ class SamePaddingConv(nn.Module):
 
 
 class Res2Net(nn.Module):
-    """Channels in groups: the first passes, each further one also hears the output of the one before it."""
+    """Convolves channels in groups: the first passes, each other one adds the output of the one
+    before.
+    """
 
     def __init__(self, channels: int, scale: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -106,7 +112,7 @@ class Res2Net(nn.Module):
 
 
 class SERes2Block(nn.Module):
-    """Res2Net between two mixings of channels, gated by what the whole recording sounds like."""
+    """Res2Net between two 1x1 convolutions, gated by a summary of the whole recording."""
 
     def __init__(self, config: SpeakerConfig, channels: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -123,7 +129,7 @@ class SERes2Block(nn.Module):
 
 
 class AttentivePooling(nn.Module):
-    """[B, C, T] -> [B, 2C, 1]: mean and deviation, each frame of each channel by its weight."""
+    """[B, C, T] -> [B, 2C, 1]: mean and deviation with a weight for each frame of each channel."""
 
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
@@ -155,14 +161,16 @@ class SpeakerEncoder(nn.Module):
     def embed(self, samples_S: Tensor) -> Tensor:
         """A mono recording, float32 at `config.sample_rate` -> its voice, float32 [enc_dim].
 
-        Raises ReferenceAudioError when it is too short to be heard at all.
+        Raises ReferenceAudioError when it is too short to be encoded.
         """
         self.check_length(samples_S.shape[0])
         mel_BMT = log_mel(samples_S, self.config.sample_rate, self.config.mel_dim)[None]
         return self(mel_BMT)[0]
 
     def check_length(self, samples: int) -> None:
-        """Raises ReferenceAudioError when a recording of so many samples is too short to be heard at all."""
+        """Raise ReferenceAudioError when a recording of so many samples is too short to be
+        encoded.
+        """
         if samples < self.config.min_samples:
             raise ReferenceAudioError(
                 f"the reference has {samples} samples; a voice needs {self.config.min_samples} "
@@ -182,7 +190,7 @@ class SpeakerEncoder(nn.Module):
 
 
 def speaker_weight_table(config: SpeakerConfig, prefix: str = "") -> Iterator[WeightEntry]:
-    """Which tensor of a talker's checkpoint fills which parameter; `prefix` is where the module hangs, with its dot."""
+    """The weight table; `prefix` is the module's path in its parent, with the dot."""
     channels, kernels = config.enc_channels, config.enc_kernel_sizes
     group = channels[0] // config.enc_res2net_scale
 
@@ -223,7 +231,9 @@ def log_mel(samples_S: Tensor, sample_rate: int, mels: int) -> Tensor:
 
 @cache
 def mel_filters(sample_rate: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Triangles of unit area on Slaney's mel scale, 0 to 12 kHz: [mels, 513] (Slaney, Auditory Toolbox, 1998)."""
+    """Triangles of unit area on Slaney's mel scale, 0 to 12 kHz: [mels, 513] (Slaney, Auditory
+    Toolbox, 1998).
+    """
     edges_hz = _mel_to_hz(np.linspace(0.0, _hz_to_mel(MAX_HZ), mels + 2))
     bins_hz = np.fft.rfftfreq(FFT_SAMPLES, 1.0 / sample_rate)
     widths = np.diff(edges_hz)

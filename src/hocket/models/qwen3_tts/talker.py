@@ -20,8 +20,9 @@ from hocket.models.talker import FrameLayers, Talker
 class Qwen3TtsTalker(Talker):
     """Embeddings, text projection, backbone, the first codebook's head and the code predictor.
 
-    A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers: a text id; in c_0 any id of the codec vocabulary, `no_code`,
-    or `voice_code` where the voice vector stands; in the others a code, or `no_code`.
+    A row is `[text, c_0 .. c_(N-1)]`, R = 1 + N integers: a text id; in c_0 any id of the codec
+    vocabulary, `no_code`, or `voice_code` where the voice vector is added; in the others a code or
+    `no_code`.
     """
 
     config: Qwen3TtsConfig
@@ -48,9 +49,10 @@ class Qwen3TtsTalker(Talker):
         return self.text_fc2(F.silu(self.text_fc1(self.text_embedding(text))))
 
     def embed(self, rows_BTR: Tensor, voice_BD: Tensor) -> Tensor:
-        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; `voice_BD` is each sequence's voice, [B, 0] for none.
+        """Backbone inputs [B, T, D] of int64 rows [B, T, R]; `voice_BD` is [B, 0] for no voice.
 
-        The codes are summed in float32 and rounded once, then the text is added, as officially in bfloat16.
+        Codes are summed in float32 and rounded once, then the text is added, as officially in
+        bfloat16.
         """
         config = self.config
         text_BT, first_BT, others_BTK = rows_BTR[..., 0], rows_BTR[..., 1], rows_BTR[..., 2:]
@@ -65,15 +67,16 @@ class Qwen3TtsTalker(Talker):
         return x_BTD
 
     def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor:
-        """Backbone inputs [B, D] of generated frames and the text ids that accompany them."""
+        """Backbone inputs [B, D] of generated frames and the text ids beside them."""
         first_B1D = self.codec_embedding(codes_BN[:, :1])
         return self.embed_text(text_B) + torch.cat([first_B1D, self.predictor.embed(codes_BN[:, 1:])], 1).sum(1)
 
     def allowed(self, logits_BV: Tensor, frame_B: Tensor, min_frames_B: Tensor) -> Tensor:
-        """Logits [B, V_0 + 1] of the first code and, last, of stopping; that one is -inf where it is too early to stop.
+        """Logits [B, V_0 + 1] of the first code and, last, of the stop, from those of the
+        vocabulary [B, V].
 
-        Of the codec vocabulary's logits [B, V], those of the control ids are left out: none but the stop may be drawn
-        (spec/qwen3 7).
+        The stop is -inf where it is too early. Other control ids are left out, since they may not
+        be drawn (spec/qwen3 7).
         """
         codes = self.config.audio_codebook_sizes[0]
         is_early_B = frame_B < min_frames_B.clamp(min=MIN_FRAMES)
@@ -83,8 +86,8 @@ class Qwen3TtsTalker(Talker):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As the base class says (spec/qwen3 5 - 7). Noise has slot k for code k. The repetition penalty counts the
-        first codebook alone.
+        """As the base class says (spec/qwen3 5 - 7). Noise has slot k for code k. The repetition
+        penalty counts the first codebook alone.
         """
         config, predictor = self.config, self.predictor
         noise = sampling.noise(frame_B, config.n_vq)
@@ -103,7 +106,7 @@ class Qwen3TtsTalker(Talker):
     def _first_code(
         self, hidden_BD: Tensor, sampling: SamplingBatch, noise: FrameNoise, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """int64 [B], 0 where the row stops, and bool stop [B]."""
+        """The first code, int64 [B] (0 where the row stops), and bool stop [B]."""
         codes = self.config.audio_codebook_sizes[0]
         seen_BV = None if seen_BNV is None else F.pad(seen_BNV[:, 0, :codes], (0, 1))
         logits_BV = self.allowed(self.code_head(hidden_BD), noise.frame_B, sampling.min_frames_B)
@@ -112,7 +115,9 @@ class Qwen3TtsTalker(Talker):
         return first_B.masked_fill(stop_B, 0), stop_B
 
     def forced_logits(self, hidden_MD: Tensor, codes_MN: Tensor) -> Tensor:
-        """[M, (N - 1) * V] of the codes that the predictor draws: all but the first."""
+        """See the base class; [M, (N - 1) * V], since the predictor draws all codes but the
+        first.
+        """
         predictor = self.predictor
         first_M2D = torch.stack([hidden_MD, self.codec_embedding(codes_MN[:, 0])], 1)
         y_MPD = predictor(torch.cat([first_M2D, predictor.embed(codes_MN[:, 1:-1])], 1))

@@ -1,4 +1,4 @@
-"""Where each tensor of a Qwen3-TTS checkpoint goes (spec/qwen3 11)."""
+"""The weight table of Qwen3-TTS checkpoints (spec/qwen3 11)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
 
 def talker_weight_table(config: Qwen3TtsConfig, dtype: torch.dtype) -> list[WeightEntry]:
-    """Every parameter of `Qwen3TtsTalker`, each in `dtype`; entries of one parameter stack its rows in order."""
+    """Every parameter of `Qwen3TtsTalker` in `dtype`; entries of one parameter stack its rows."""
     size, text_size, width = config.hidden_size, config.text_hidden_size, config.predictor.hidden_size
 
     def entry(parameter: str, name: str, *shape: int) -> WeightEntry:

@@ -15,14 +15,17 @@ from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
 
 class CustomVoicePrompt(WorkloadPrompt):
-    """The model's first speaker, the language left to it, the whole text up front (spec/qwen3 4)."""
+    """The model's first speaker, the language left to it, the whole text up front (spec/qwen3
+    4).
+    """
 
-    #: Role 3, tags 3, speaker, pad; after the text its end and the codec's begin.
+    #: Three rows of the role, three tags, speaker, pad; after the text its end and the codec's
+    #: begin.
     template_rows: ClassVar[int] = 10
     continues: ClassVar[bool] = False
 
     def __init__(self, config: Qwen3TtsConfig) -> None:
-        """Raises ConfigError for a checkpoint that takes its voice from elsewhere."""
+        """Raises ConfigError for a checkpoint without named speakers."""
         if config.kind != "custom_voice" or not config.speakers:
             raise ConfigError(
                 f"this is a {config.task_type} checkpoint, and the workload is for speakers by name; "

@@ -1,8 +1,8 @@
 """The text normalizer: written text as it is spoken, for models that were trained on spoken text.
 
-`normalize` is pure and fast and raises for no text. It runs where a request comes in, before the prompt is built, and
-after long texts were cut: cutting knows the full stops of "Dr." and "3.5", and text that streams in shows no more than
-its next sentence anyway.
+`normalize` is pure and fast and never raises. It runs when a request arrives, before the prompt is
+built and after long texts are cut: cutting knows the full stops of "Dr." and "3.5", and streamed
+text shows only its next sentence.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _ENGLISH = {"english", "en"}
 
 
 def normalize(text: str, language: str | None) -> str:
-    """`text` with everything that is no word read out in English; as it is where `language` is another.
+    """Replace everything in `text` that is not a word by English words; other languages are
+    unchanged.
 
-    `language` is a name or a tag ("English", "en-GB"), None where nothing was said. What comes out has letters,
-    spaces and the marks . , ; : ! ? - ' (and pauses, which stay as they are); it is empty where `text` has nothing
-    that can be read out, such as a lone emoji.
+    `language` is a name or a tag ("English", "en-GB") or None. The result has letters, spaces, the
+    marks . , ; : ! ? - ' and pauses, which are kept; it is empty for a text without anything to
+    read out, such as a lone emoji.
     """
     if language is not None and re.split("[-_]", language.strip().lower())[0] not in _ENGLISH:
         return text
@@ -37,7 +38,8 @@ def normalize(text: str, language: str | None) -> str:
 def normalize_request(request: SpeechRequest, text_front: TextNormalizer | None) -> SpeechRequest:
     """Return `request` with its texts as they are spoken, if normalization is on for it.
 
-    The request's own `text_front` decides; where it is None, the engine's. Raises InvalidRequestError.
+    The request's own `text_front` decides; where it is None, the engine's. Raises
+    InvalidRequestError.
     """
     wanted = text_front is not None if request.text_front is None else request.text_front
     if not wanted:

@@ -13,12 +13,12 @@ Rule = tuple[re.Pattern[str], Callable[[Match], str]]
 
 
 def before(match: Match) -> str:
-    """The character before `match`, or nothing."""
+    """The character before `match`, or an empty string."""
     return match.string[max(0, match.start() - 1) : match.start()]
 
 
 def after(match: Match, count: int) -> str:
-    """Up to `count` characters behind `match`. (All of them, at every match, would take quadratic time.)"""
+    """Up to `count` characters after `match`; all of them would take quadratic time."""
     return match.string[match.end() : match.end() + count]
 
 
@@ -30,7 +30,7 @@ _MONTH = (
 )
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>[12]\d{3})"
-#: A number goes on here.
+#: The number does not continue after the match.
 _MORE = r"(?![\w:]|[.,/-]\d)"
 _HALF_DAY = r"(?P<half>[AaPp])(?:\.[Mm]\.|[Mm]\b)"
 
@@ -63,7 +63,7 @@ def _iso_date(match: Match) -> str:
 
 
 def _numeric_date(match: Match) -> str:
-    """Day and month in the order that makes sense; where both do, as Americans write: the month first."""
+    """A date of numbers; where both orders are possible, the month comes first, as in America."""
     first, second, in_year = int(match["first"]), int(match["second"]), match["year"]
     month, day = (second, first) if first > _MONTHS_AND_DAYS[0] or match["mark"] == "." else (first, second)
     if not (1 <= month <= _MONTHS_AND_DAYS[0] and 1 <= day <= _MONTHS_AND_DAYS[1]):
@@ -74,7 +74,7 @@ def _numeric_date(match: Match) -> str:
 
 
 def _hour_of_half_day(match: Match) -> str:
-    # The full stop of "p.m." is the sentence's, too, where that ends.
+    # The full stop of "p.m." also ends a sentence.
     stop = "." if match[0].endswith(".") and re.match(r"\s*$|\s+[A-Z]", after(match, 4)) else ""
     minutes = _minutes(match["minute"]) if match["minute"] not in (None, "00") else ""
     return f"{cardinal(str(int(match['hour'])))}{minutes} {match['half'].upper()} M{stop}"
@@ -97,7 +97,7 @@ def _minutes(minute: str) -> str:
     return f" oh {digits(minute[1])}" if minute[0] == "0" else f" {cardinal(minute)}"
 
 
-#: In this order, before all other numbers.
+#: Rules in their order of application, before all other numbers.
 CALENDAR_RULES: tuple[Rule, ...] = (
     (re.compile(rf"(?<=\d) ?[-–] ?(?={_MONTH.replace('?P<month>', '?:')} \d)"), lambda _: " to "),
     (

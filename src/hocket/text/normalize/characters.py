@@ -1,4 +1,4 @@
-"""From any characters to few: ASCII for what is written in Latin letters, other scripts in their plainest form."""
+"""Folds characters: Latin text to ASCII, other scripts to their plainest form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from hocket.text.normalize.tables import CURRENCIES, SYMBOLS
 
-#: Before the compatibility forms of Unicode are taken, which would lose what these mean.
+#: Replacements made before Unicode's compatibility forms, which would lose their meaning.
 _SUPERSCRIPTS = {ord(digit): f"^{i}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 _PRE = str.maketrans(
     {
@@ -33,7 +33,7 @@ _PRE = str.maketrans(
         "＿": "_",
     }
 )
-#: Letters whose plain form is not what is left without their marks.
+#: Letters whose plain form differs from the letter without its marks.
 _PLAIN_LETTERS = str.maketrans(
     {
         **dict.fromkeys("đð", "d"),
@@ -57,17 +57,19 @@ _PLAIN_LETTERS = str.maketrans(
     }
 )
 _GREEK = re.compile(r"(?<![\w])([α-ωΑ-Ω])(?![\w])")
-#: Spaces of other widths that group the digits of a number.
+#: Spaces of other widths between groups of digits.
 _GROUPED = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")
 _DEGREES = re.compile("(?<=\\d)º")
 _VULGAR = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞])")
-#: The rules of `english` know them.
+#: Characters that the rules of `english` handle.
 _KEPT = {*SYMBOLS, *CURRENCIES, *"–°¢μ"}
 _DROPPED_CATEGORIES = ("C", "So", "Sk")
 
 
 def fold(text: str) -> str:
-    """`text` with quotes, dashes, digits, ligatures and accents made plain, symbols as words, emoji dropped."""
+    """Make quotes, dashes, digits, ligatures and accents plain, replace symbols by words, drop
+    emoji.
+    """
     if text.isascii():
         return text
     text = _DEGREES.sub("°", _VULGAR.sub(" ", _GROUPED.sub("", text))).translate(_PRE).translate(_SUPERSCRIPTS)
@@ -96,7 +98,7 @@ def _fold_character(character: str) -> str:
 
 
 def _without_marks(character: str) -> str:
-    """A Latin letter without its accents; anything else as it is. Marks behind Latin letters go, too."""
+    """Remove the accents of a Latin letter, and marks after one; anything else is unchanged."""
     base = unicodedata.normalize("NFD", character)
     if base[0].isascii():
         return base[0]
@@ -104,7 +106,9 @@ def _without_marks(character: str) -> str:
 
 
 def _plain_name(character: str) -> str:
-    """Unicode's name of it in small letters: "greek small letter pi" is pi, "tugrik sign" is tugrik."""
+    """The core of a character's Unicode name: "greek small letter pi" is pi, "tugrik sign" is
+    tugrik.
+    """
     name = unicodedata.name(character, "").lower()
     name = re.sub(r"^(?:greek|latin|cyrillic) (?:small|capital) letter ", "", name)
     name = re.sub(r"^greek \w+ symbol |\b(?:sign|symbol|operator)\b", "", name)

@@ -1,4 +1,4 @@
-"""English: the rules that turn what is written into words, in the order in which they apply."""
+"""English: the rules that turn written text into words, in their order of application."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from hocket.text.normalize.tables import (
     WRITTEN_WORDS,
 )
 
-#: Of letters in a text: from here on it is written in capitals, which then mean nothing.
+#: Share of capital letters from which a text counts as written in capitals, which then mean
+#: nothing.
 _SHOUTED = 0.7
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50}
 
 
 def read_out(text: str) -> str:
-    """`text`, folded by `characters.fold`, as it is spoken."""
+    """Spell out `text`, which `characters.fold` has folded."""
     for pattern, replace in _RULES_BEFORE_ACRONYMS:
         text = pattern.sub(replace, text)
     text = _acronyms(text)
@@ -59,7 +60,7 @@ _ADDRESS_MARK = re.compile("[" + re.escape("".join(_ADDRESS_MARKS)) + "]")
 
 
 def _address(match: Match) -> str:
-    """A web or mail address; its scheme goes without saying."""
+    """A web or mail address without its scheme."""
     address = re.sub(r"^https?://", "", match[0]).rstrip("/")
     address = re.sub(r"^www\b", "W W W", address)
     return f" {_ADDRESS_MARK.sub(lambda mark: _ADDRESS_MARKS[mark[0]], address)} "
@@ -91,7 +92,8 @@ def _abbreviation(match: Match) -> str:
     return words + ("." if _at_end(match) and match[1].lower() not in NEVER_LAST else "")
 
 
-#: Words that begin a sentence: what follows "the U.S." otherwise goes on with it, as in "the U.S. Senate".
+#: Words that begin a sentence; any other word after "the U.S." continues it, as in "the U.S.
+#: Senate".
 _STARTERS = re.compile(
     r"\s+[\"'(]*(?:A|An|And|As|At|But|By|For|He|Her|His|How|However|I|If|In|It|My|No|On|Our|She|So|That|The|Then|There|"
     r"These|They|This|To|We|What|When|Where|Who|Why|With|You|Your)\b"
@@ -115,7 +117,9 @@ def _roman(match: Match) -> str:
 
 
 def _acronyms(text: str) -> str:
-    """ "FBI" letter by letter, "CEOs" with the plural behind the last one; all as it is in a text of capitals."""
+    """Spell acronyms: "FBI" letter by letter, "CEOs" with a plural; no change in a text of
+    capitals.
+    """
     capitals = sum(map(str.isupper, text))
     if capitals > _SHOUTED * sum(map(str.isalpha, text)) and _CAPITAL_WORDS.search(text):
         return text
@@ -177,7 +181,7 @@ _TIDYING: tuple[tuple[re.Pattern[str], str], ...] = (
     # Apostrophes inside words only; hyphens between letters only.
     (re.compile(r"(?<![^\W\d_])'|'(?![^\W\d_])"), ""),
     (re.compile(r"(?<![^\W\d_])-|-(?![^\W\d_])"), " "),
-    # Letters of other scripts and their marks are all that is left beyond ASCII.
+    # Beyond ASCII only letters of other scripts and their marks are left.
     (re.compile(r"[^\w\s.,;:!?'\-\u0100-\U0010ffff]|[\d_]"), " "),
     (re.compile(r"\s+"), " "),
     (re.compile(r" (?=[.,;:!?])"), ""),
@@ -186,14 +190,14 @@ _MARKS = re.compile(r"[.,;:!?]+ ?(?=(\w?))")
 
 
 def _tidy(text: str) -> str:
-    """Letters, single spaces, and the marks that a reader hears."""
+    """Keep letters, single spaces and audible marks."""
     for pattern, replacement in _TIDYING:
         text = pattern.sub(replacement, text)
     return _MARKS.sub(_strongest, text.lstrip(" .,;:!?-")).strip()
 
 
 def _strongest(match: Match) -> str:
-    """Of several marks in a row, the one that is heard."""
+    """The strongest of several marks in a row."""
     mark = next(mark for mark in "!?.;:," if mark in match[0])
     if mark in "!?":
         mark = next(mark for mark in match[0] if mark in "!?")

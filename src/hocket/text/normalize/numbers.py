@@ -1,4 +1,6 @@
-"""Numbers as English words, by num2words: "one hundred and five", as the texts that the shipped voice learned from."""
+"""Numbers as English words, by num2words: "one hundred and five", as the texts that the shipped
+voice learned from.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,19 @@ from functools import lru_cache
 
 from num2words import num2words
 
-#: Longer ones are read digit by digit: nobody hears what a quintillion is.
+#: Most digits of a number that is read as a whole; longer ones are read digit by digit.
 _MAX_DIGITS = 15
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def digits(written: str) -> str:
-    """One by one: "07" is "zero seven"."""
+    """Read digit by digit: "07" is "zero seven"."""
     return " ".join(_DIGITS[int(digit)] for digit in written)
 
 
 @lru_cache(maxsize=4096)
 def cardinal(written: str) -> str:
-    """A whole number: "1,234" or "1234". One with a leading zero is a code, and read digit by digit."""
+    """A whole number: "1,234" or "1234". With a leading zero it is read digit by digit."""
     plain = written.replace(",", "")
     if len(plain) > _MAX_DIGITS or (len(plain) > 1 and plain[0] == "0"):
         return digits(plain)
@@ -34,7 +36,9 @@ def ordinal(written: str) -> str:
 
 @lru_cache(maxsize=1024)
 def year(written: str) -> str:
-    """ "1984" is "nineteen eighty-four", "1905" "nineteen oh five", "2005" "two thousand and five"."""
+    """A year: "1984" is "nineteen eighty-four", "1905" "nineteen oh five", "2005" "two thousand and
+    five".
+    """
     return _words(int(written), "year").replace("oh-", "oh ")
 
 

@@ -8,11 +8,12 @@ from hocket.text.normalize.calendar import Match, Rule, after, before
 from hocket.text.normalize.numbers import cardinal, decade, digits, fraction, number, ordinal, year
 from hocket.text.normalize.tables import CURRENCIES, CURRENCY_CODES, DOLLARS, MAGNITUDES, PER, UNITS, Noun
 
-#: At most as many digits as anybody writes: what is longer is read in pieces, so a text of digits takes no longer.
+#: A whole number of bounded length: longer ones are read in pieces, so that a text of digits takes
+#: no longer than any other.
 _WHOLE = r"(?:\d{1,3}(?:,\d{3}){1,6}(?![\d])|\d{1,40})"
 _NUMBER = rf"(?:{_WHOLE}(?:\.\d{{1,40}})?|\.\d{{1,40}})"
 _MINUS = r"(?P<minus>(?<![\w)\]])- ?(?=[\d.$£€¥₹]))?"
-#: Not in the middle of a number or of a word.
+#: The match does not begin inside a number or word.
 _FRESH = r"(?<![\w.,])"
 _SYMBOL = f"[{re.escape(''.join(CURRENCIES))}]"
 _CODE = rf"(?P<code>{'|'.join(CURRENCY_CODES)})\b"
@@ -26,7 +27,7 @@ def _alternatives(kind: str) -> str:
 
 
 def _is_adjective(match: Match) -> bool:
-    """ "a $5 bill", "an 8 km run": what is counted stays in the singular."""
+    """Whether the unit stays in the singular, as in "a $5 bill", "an 8 km run"."""
     lead = match.string[max(0, match.start() - 3) : match.start()]
     return (
         re.search(r"\b[Aa]n? $", lead) is not None
@@ -104,7 +105,7 @@ def _international(match: Match) -> str:
 # ---- other numbers
 
 _YEARLIKE = r"(?:1\d|20)\d\d"
-#: Earlier years need a word before them that says so: "in 1066", but "1066 is a number".
+#: First year that needs no word before it to be read as one: "in 1066", but "1066 is a number".
 _FIRST_PLAIN_YEAR = "1100"
 _BEFORE_YEARS = re.compile(
     r"(?:\b(?:in|since|by|from|until|till|of|year|before|after|around|circa|during|early|late|mid|spring|summer|autumn|"
@@ -115,7 +116,7 @@ _COUNTED = re.compile(r" (?:[a-z]+s|people|men|women|children|more|other|differe
 
 
 def _year_or_count(match: Match) -> str:
-    """Four digits are a year, unless things are counted with them: "2024 people" but "in 2024 sales"."""
+    """Read four digits as a year unless they count something: "2024 people" but "in 2024 sales"."""
     lead = match.string[max(0, match.start() - 16) : match.start()]
     is_counted = match[0] < _FIRST_PLAIN_YEAR or _COUNTED.match(after(match, 24))
     if is_counted and not _BEFORE_YEARS.search(lead):
@@ -163,7 +164,7 @@ _AFTER_WORDS_FOR_CODES = (
 )
 
 QUANTITY_RULES: tuple[Rule, ...] = (
-    # As on the continent: 1.234,56.
+    # Continental notation: 1.234,56.
     (
         re.compile(rf"{_FRESH}\d{{1,3}}(?:\.\d{{3}}){{1,4}},\d\d(?!\d)"),
         lambda match: match[0].replace(".", "").replace(",", "."),

@@ -1,8 +1,8 @@
-"""What the rules of `english` look up."""
+"""Tables for the rules of `english`."""
 
 from __future__ import annotations
 
-#: One, several.
+#: Singular and plural.
 Noun = tuple[str, str]
 
 #: Symbols that stand between words and have a name of their own.
@@ -30,7 +30,7 @@ SYMBOLS: dict[str, str] = {
     "§": "section",
 }
 
-#: By symbol: the currency, and its hundredth.
+#: The currency and its hundredth, by symbol.
 CURRENCIES: dict[str, tuple[Noun, Noun | None]] = {
     "$": (("dollar", "dollars"), ("cent", "cents")),
     "£": (("pound", "pounds"), ("penny", "pence")),
@@ -46,7 +46,7 @@ CURRENCIES: dict[str, tuple[Noun, Noun | None]] = {
     "₪": (("shekel", "shekels"), None),
     "₿": (("bitcoin", "bitcoins"), None),
 }
-#: Before a dollar sign.
+#: Countries of dollars, by the letters before the sign.
 DOLLARS = {
     "US": "U S",
     "CA": "Canadian",
@@ -57,7 +57,7 @@ DOLLARS = {
     "HK": "Hong Kong",
     "S": "Singapore",
 }
-#: By code, as ISO 4217 has them.
+#: Currencies by ISO 4217 code.
 CURRENCY_CODES: dict[str, tuple[Noun, Noun | None]] = {
     "USD": (("U S dollar", "U S dollars"), ("cent", "cents")),
     "EUR": CURRENCIES["€"],
@@ -80,7 +80,7 @@ CURRENCY_CODES: dict[str, tuple[Noun, Noun | None]] = {
     "HKD": (("Hong Kong dollar", "Hong Kong dollars"), ("cent", "cents")),
     "BTC": CURRENCIES["₿"],
 }
-#: Behind an amount of money, without a space.
+#: Magnitudes directly after an amount of money.
 MAGNITUDES = {
     "k": "thousand",
     "K": "thousand",
@@ -94,7 +94,7 @@ MAGNITUDES = {
     "T": "trillion",
 }
 
-#: Behind a number. Ambiguous ones ("in", "A", "C", "G") are left out.
+#: Units after a number. Ambiguous ones ("in", "A", "C", "G") are left out.
 UNITS: dict[str, Noun] = {
     "mm": ("millimeter", "millimeters"),
     "cm": ("centimeter", "centimeters"),
@@ -174,7 +174,7 @@ UNITS: dict[str, Noun] = {
     "°": ("degree", "degrees"),
     "%": ("percent", "percent"),
 }
-#: Behind a slash.
+#: Units after a slash.
 PER = {
     **{unit: one for unit, (one, _) in UNITS.items() if unit.isalpha()},
     "wk": "week",
@@ -214,7 +214,7 @@ DAYS = {
     "Sun": "Sunday",
 }
 
-#: Before a name; the full stop is never the end of a sentence.
+#: Titles before a name; their full stop never ends a sentence.
 TITLES = {
     "Mr": "Mister",
     "Mrs": "Missus",
@@ -236,9 +236,9 @@ TITLES = {
     "Mt": "Mount",
     "Ft": "Fort",
 }
-#: Behind a name.
+#: Kinds of streets after a name.
 STREETS = {"St": "Street", "Dr": "Drive"}
-#: With a full stop, in any place.
+#: Abbreviations with a full stop, in any place.
 ABBREVIATIONS = {
     "etc": "et cetera",
     "e.g": "for example",
@@ -273,9 +273,9 @@ ABBREVIATIONS = {
     "univ": "university",
     "govt": "government",
 }
-#: Of those, which end no sentence.
+#: Those of them that never end a sentence.
 NEVER_LAST = frozenset({"vs", "e.g", "i.e", "viz", "cf", "approx", "incl", "excl"})
-#: Before a number, with a full stop.
+#: Abbreviations with a full stop before a number.
 BEFORE_NUMBERS = {
     "no": "number",
     "nos": "numbers",
@@ -288,7 +288,7 @@ BEFORE_NUMBERS = {
     "c": "circa",
     "art": "article",
 }
-#: Without a full stop, spelt exactly so.
+#: Abbreviations without a full stop, in exactly this spelling.
 WRITTEN_WORDS = {
     "vs": "versus",
     "w/o": "without",
@@ -315,7 +315,8 @@ WRITTEN_WORDS = {
     "9/11": "nine eleven",
 }
 
-#: Words of capitals that are said as words, not letter by letter: acronyms, and what people write large for emphasis.
+#: Words of capitals that are pronounced as words: acronyms, and words often written in capitals for
+#: emphasis.
 SAID_AS_WORDS = frozenset(
     (  # noqa: SIM905 - two hundred quoted words are harder to read
         "NASA NATO UNESCO UNICEF OPEC AIDS NAFTA FIFA UEFA FEMA OSHA SWAT ASCII RAM ROM SIM PIN LAN WAN GIF JPEG COVID "
@@ -332,7 +333,7 @@ SAID_AS_WORDS = frozenset(
         "AGAIN ALONE COULD EVERY FIRST RIGHT SHALL SHOULD STILL THANK THEIR THERE THESE THOSE THREE TODAY"
     ).split()
 )
-#: Names that carry a number in Roman numerals, and nouns that do.
+#: Names and nouns that carry a Roman numeral.
 REGNAL = frozenset(
     (  # noqa: SIM905
         "Henry Louis Elizabeth George Charles James Edward Richard William Mary Paul Pius Benedict Philip Catherine "
@@ -346,5 +347,5 @@ NUMBERED = frozenset(
     ).split()
 )
 
-#: Ends of addresses on the web that are recognised without "www" or "https".
+#: Domains by which a web address is recognised without "www" or "https".
 DOMAINS = "com org net edu gov io ai co uk us ca de fr eu info dev app me tv".split()  # noqa: SIM905
