@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -82,13 +83,15 @@ def test_in_the_engine() -> None:
     """Two requests with one voice share its vector; a third with another voice does not get its
     pages.
     """
-    listener = Listener(engine(EAGER.model_copy(update={"rows": 3}), tiny_qwen3.endless_talker()))
+    model = tiny_qwen3.endless_talker()
+    listener = Listener(engine(EAGER.model_copy(update={"rows": 3}), model))
     voices = [tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(2, 0.6)]
     names = [listener.add(SpeechRequest(text="One.", reference=voice, max_frames=3, seed=1)) for voice in voices]
-    vectors = listener.engine.parts.voice_vectors
-    assert vectors is not None
-    heard = listener.run()
-    assert len(vectors._vectors) == 2
+    encoder = model.voice_encoder
+    assert encoder is not None
+    with mock.patch.object(encoder, "embed", side_effect=encoder.embed) as embed:
+        heard = listener.run()
+    assert embed.call_count == 2
     first, second, third = (heard[name].all_codes for name in names)
     assert np.array_equal(first, second)
     assert listener.hidden[names[0], 0] != listener.hidden[names[2], 0]
