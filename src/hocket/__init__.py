@@ -26,7 +26,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The engine brings torch, which takes a second or two to import; bad arguments should not have to wait for it.
+    # Importing the engine imports torch, which takes a second or two; wrong arguments should be
+    # refused before that.
     if name == "Engine":
         from hocket.engine.engine import Engine
 

@@ -1,4 +1,4 @@
-"""`python -m hocket` is the command line."""
+"""Entry point of `python -m hocket`: the command line."""
 
 from hocket.cli.app import main
 

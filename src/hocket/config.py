@@ -1,4 +1,4 @@
-"""Settings: frozen, strict, with units in their names. The only file that reads the environment."""
+"""Settings: frozen and strict, with units in their names. Only this file reads the environment."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class ReferenceLimits(StrictModel):
-    """What a reference recording may be, checked before any model work."""
+    """Limits of a reference recording, checked before any model work."""
 
     min_seconds: PositiveFloat = 0.5
     max_seconds: PositiveFloat = 60.0
-    #: Root mean square under which a recording counts as silent (1e-4 is -80 dB of full scale).
+    #: RMS below which a recording counts as silent (1e-4 is -80 dB of full scale).
     min_rms: PositiveFloat = 1e-4
     max_file_bytes: PositiveInt = 64 * 2**20
 
@@ -39,27 +39,30 @@ class ReferenceLimits(StrictModel):
 
 
 class ChunkPolicy(StrictModel):
-    """Sizes of chunks (frames) and of decode batches (streams), and how long a chunk may wait."""
+    """Chunk sizes in frames, decode batch sizes in streams, and how long a chunk may wait."""
 
     #: Small, because the listener waits for it.
     first_chunk_frames: PositiveInt = 1
-    #: Sizes of the chunks after the first, while the player's buffer grows.
+    #: Sizes of the following chunks, while the player's buffer grows.
     ramp_frames: tuple[PositiveInt, ...] = (2, 4, 8)
-    #: Size of every chunk after the ramp, and of all chunks of a request that does not stream. The largest size.
+    #: Size of every chunk after the ramp, and of every chunk of a request that does not stream. It
+    #: is the largest.
     steady_chunk_frames: PositiveInt = 15
-    #: Chunks wait for this many ready streams ...
+    #: Chunks wait until this many streams are ready ...
     min_batch: PositiveInt = 8
-    #: ... but no longer than this, and not at all where waiting cannot help.
+    #: ... but at most this long, and not at all when waiting cannot help.
     max_wait_ms: NonNegativeFloat = 20.0
     max_batch: PositiveInt = 32
-    #: Most frames of a batch of first chunks, which a GPU decodes beside the others: earlier, but at a lower rate, as
-    #: such batches are small. 0: they go with the others.
+    #: Maximum frames in a batch of first chunks. A GPU decodes such batches beside the others:
+    #: earlier, but at a lower rate because they are small. 0: first chunks are decoded with the
+    #: others.
     first_batch_frames: NonNegativeInt = 32
-    #: A chunk is launched at the latest this long before its player runs dry.
+    #: A chunk is launched no later than this before its player runs dry.
     deadline_margin_ms: NonNegativeFloat = 40.0
-    #: The due time of a chunk that nobody plays yet, counted from the moment that it was ready.
+    #: Deadline of a chunk without a player, counted from the moment that it is ready.
     offline_slack_ms: NonNegativeFloat = 500.0
-    #: Decode batches launched and not collected; more would only queue up on the device, out of deadline order.
+    #: Decode batches launched and not yet collected; more would queue on the device, out of
+    #: deadline order.
     max_in_flight: PositiveInt = 2
 
     @model_validator(mode="after")
@@ -77,83 +80,88 @@ class ChunkPolicy(StrictModel):
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """First, ramp, steady."""
+        """The first, ramp and steady sizes."""
         return (self.first_chunk_frames, *self.ramp_frames, self.steady_chunk_frames)
 
 
 class RunawayPolicy(StrictModel):
-    """When speech that never stops is ended: too long for its text, in a loop, or silent for good. 0 turns off."""
+    """Rules that end speech which is too long for its text, loops or is silent. 0 disables one."""
 
-    #: Frame budget: times the estimated length of the text, which is that of an unhurried reader ...
+    #: Frame budget as a multiple of the text's estimated length at an unhurried pace ...
     multiple: NonNegativeFloat = 4.0
-    #: ... and no less than this.
+    #: ... but at least this.
     min_seconds: PositiveFloat = 10.0
     #: 12 letters a second is 130 English words a minute.
     seconds_per_letter: PositiveFloat = 1 / 12
-    #: Characters that are syllables or words of their own: Han, kana, Hangul; 4 a second.
+    #: For characters that are syllables or words (Han, kana, Hangul): 4 a second.
     seconds_per_wide_character: PositiveFloat = 0.25
-    #: Digits and symbols are read as words: "7" takes as long as "seven".
+    #: For digits and symbols, which are read as words: "7" takes as long as "seven".
     seconds_per_digit: PositiveFloat = 0.5
-    #: Frames that repeat with a period of up to 8 frames, for this long.
+    #: Duration of a loop: frames that repeat with a period of at most 8.
     loop_seconds: NonNegativeFloat = 4.0
-    #: Audio below `silence_rms` for this long, beyond the pauses that the text asks for.
+    #: Duration of audio below `silence_rms`, beyond the pauses in the text.
     silence_seconds: NonNegativeFloat = 8.0
     #: 1e-3 is -60 dB of full scale.
     silence_rms: PositiveFloat = 1e-3
 
 
 class ReferenceCacheConfig(StrictModel):
-    """Where codes of reference recordings are kept, by content."""
+    """Cache of reference codes, keyed by the recording's content."""
 
-    #: In memory; least recently used ones go first. A second of 12 codebooks takes 1.2 kB.
+    #: Size in memory; the least recently used are evicted. A second of 12 codebooks takes 1.2 kB.
     max_bytes: PositiveInt = 64 * 2**20
-    #: Also kept here, as .npy files, when given: several engines may share a folder.
+    #: Folder for .npy files as a second level, which several engines may share; None: memory alone.
     folder: Path | None = None
 
 
 class EngineConfig(StrictModel):
-    """How an engine uses its machine."""
+    """An engine's use of its machine."""
 
-    #: Requests spoken at the same time.
+    #: Requests that run at the same time.
     rows: PositiveInt = 16
-    #: K/V rows for all requests together; None: `rows` times `max_context_rows`, so that none is ever preempted.
+    #: K/V rows of all requests together; None: `rows` times `max_context_rows`, so that no request
+    #: is preempted.
     kv_rows: PositiveInt | None = None
-    #: Device memory for weights, K/V, rings and workspace, of both GPUs together where the codec has one of its own;
-    #: K/V gets what the rest leaves. None: no bound.
+    #: Device memory for weights, K/V, rings and workspace, on both GPUs together when the codec has
+    #: its own; K/V gets the remainder. None: no limit.
     memory_bytes: PositiveInt | None = None
     #: Longest prompt and speech together, in K/V rows; the model's own limit applies as well.
     max_context_rows: PositiveInt = 8192
     #: Positions that a K/V page holds.
     page_rows: PositiveInt = 32
-    #: Prompt rows prefilled per step: what bounds how long a burst of arrivals holds up a running stream.
+    #: Prompt rows prefilled per step; bounds how long a burst of arrivals delays a running stream.
     prefill_rows_per_step: PositiveInt = 512
-    #: Requests that may wait; further ones are refused.
+    #: Requests that may wait; more are refused.
     max_waiting: PositiveInt = 1024
-    #: Share K/V pages between prompts that begin alike.
+    #: Share K/V pages between prompts with a common prefix.
     prefix_cache: bool = True
-    #: Default cap on new frames of a request (12.5 frames a second: 4096 are five and a half minutes; spec/moss 1.5).
+    #: Default cap on new frames of a request (12.5 frames a second: 4096 are five and a half
+    #: minutes; spec/moss 1.5).
     max_frames: PositiveInt = 4096
-    #: The same bytes for a request and seed whatever else is running: every shape is fixed, at a price in speed.
+    #: Give the same bytes for a request and seed whatever else runs. All shapes are fixed, which
+    #: costs speed.
     strict: bool = False
-    #: PyTorch's threads on a CPU; strict mode always uses 1. None: PyTorch's default, but 1 for weights under 256 MiB
-    #: where OpenMP's threads spin while they wait (`Environment.openmp_sleeps`), which stalls a small model on a busy
-    #: machine.
+    #: PyTorch's threads on a CPU; strict mode always uses 1. None: PyTorch's default, or 1 for
+    #: weights under 256 MiB when OpenMP's threads spin while they wait
+    #: (`Environment.openmp_sleeps`), which stalls small models on a busy machine.
     cpu_threads: PositiveInt | None = None
-    #: Read numbers, abbreviations and symbols out as English words before the model sees them. None: as the checkpoint
-    #: says (`text_front` in its hocket.json).
+    #: Replace numbers, abbreviations and symbols by English words before the model sees them. None:
+    #: the checkpoint's setting (`text_front` in its hocket.json).
     text_front: bool | None = None
-    #: Codec streams kept that have just heard a recording, for requests that continue the same one. Each takes memory
-    #: (MOSS: 91 MB in bfloat16), and saves hearing the recording again, which costs as much as speaking it.
+    #: Primed codec states to keep, for requests that continue the same recording. Each takes memory
+    #: (MOSS: 91 MB in bfloat16) and saves decoding the recording again.
     kept_streams: NonNegativeInt = 0
-    #: "fp8": 8-bit weights and activations in the talker's and the codec's matrix products, on GPUs that have them.
+    #: "fp8": 8-bit weights and activations in the matrix products of talker and codec, on GPUs that
+    #: support them.
     quantize: Literal["fp8"] | None = None
-    #: "fp8": the talker's keys and values in 8 bits, on GPUs that have them: twice as many fit, and attention reads
-    #: half as much. "auto": in the model's dtype.
+    #: "fp8": the talker's keys and values in 8 bits, on GPUs that support them: twice as many fit,
+    #: and attention reads half as much. "auto": the model's dtype.
     kv_dtype: Literal["auto", "fp8"] = "auto"
-    #: What audio is handed out as. "int16" is made on the codec's device: half as much is copied and sent, and wav, pcm
-    #: and flac at the codec's own rate and speed hold the same samples.
+    #: Format of the audio. The codec's device converts to "int16": half as much is copied and sent,
+    #: and wav, pcm and flac at the codec's own rate and speed hold the same samples.
     samples: SampleFormat = "float32"
-    #: The GPU of the codec (`cuda:N`), with its streams, references and conversions. None: the talker's device.
+    #: GPU of the codec (`cuda:N`), its streams, references and conversions. None: the talker's
+    #: device.
     codec_device: str | None = None
     chunks: ChunkPolicy = ChunkPolicy()
     runaway: RunawayPolicy = RunawayPolicy()
@@ -164,13 +172,14 @@ class EngineConfig(StrictModel):
 class Environment(StrictModel):
     """The environment variables that Hocket itself reads."""
 
-    #: Set by users of the Hugging Face hub (`HF_HUB_OFFLINE`) to forbid downloads; only reported in messages here.
+    #: `HF_HUB_OFFLINE`: forbids downloads from the Hugging Face hub; used only in messages.
     hub_offline: bool
-    #: `HOCKET_PROFILE`: the profile that `hocket serve` uses when it is given none.
+    #: `HOCKET_PROFILE`: default profile of `hocket serve`.
     profile: str | None = None
-    #: `HOCKET_API_KEY`: a key for `hocket serve`, which other users of the machine cannot see as they see arguments.
+    #: `HOCKET_API_KEY`: a key for `hocket serve`; unlike arguments, other users of the machine
+    #: cannot see it.
     api_key: str | None = None
-    #: `HOCKET_HOME`: where Hocket keeps what must survive a restart, such as uploaded voices.
+    #: `HOCKET_HOME`: folder of data that survives a restart, such as uploaded voices.
     home: Path = Path("~/.local/share/hocket")
     #: `OMP_WAIT_POLICY` is passive (`let_openmp_sleep`).
     openmp_sleeps: bool = False
@@ -188,9 +197,9 @@ class Environment(StrictModel):
 
 
 def let_openmp_sleep() -> None:
-    """Make OpenMP's threads sleep while they wait, unless PyTorch is loaded already or the user has chosen.
+    """Make OpenMP's waiting threads sleep, unless PyTorch is loaded or the user has chosen.
 
-    By default they spin, and on a machine that has other work to do, two of them hold each other up without end.
+    By default they spin, and on a busy machine two of them block each other.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

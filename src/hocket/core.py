@@ -1,7 +1,12 @@
-"""The nouns: what a caller asks for and what comes back. Fields are grouped by who fills them.
+"""The nouns: the request that a caller makes and the speech that comes back.
 
-Tensor shape letters used across the project: B rows of a batch, T positions (or frames), N codebooks (`n_vq`),
-V entries of a codebook, D channels of a hidden vector, H heads, C audio channels, S samples.
+Fields of one family stand here too, because they are public: a family that has no use for a field
+refuses it. They are `TaskType`, `task_type`, `streaming_text` and `predictor_*` (Qwen3-TTS), and
+`quality`, `sound_event`, `ambient_sound` and `tokens` (MOSS-TTS-Local).
+
+Tensor shape letters used across the project: B rows of a batch, T positions (or frames), N
+codebooks (`n_vq`), V entries of a codebook, D channels of a hidden vector, H heads, C audio
+channels, S samples.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 #: The language whose numbers, abbreviations and symbols are read out as words.
 TextNormalizer = Literal["en"]
 
-#: Of an engine's audio: float32 in [-1, 1] (not clipped: a codec may overshoot), or what `audio.to_int16` makes of it.
+#: Format of an engine's samples: float32 around [-1, 1] (not clipped, since a codec may overshoot),
+#: or their int16 form (`audio.io.to_int16`).
 SampleFormat = Literal["float32", "int16"]
 Samples = NDArray[np.float32 | np.int16]
 
@@ -32,16 +38,17 @@ MAX_SEED = 2**63 - 1
 
 
 def drawn_seed() -> int:
-    """A seed for who gives none. It fits a double, so that JavaScript can send it back."""
+    """Random seed for requests without one; below 2**53, so that JSON clients can echo it."""
     return secrets.randbelow(2**53)
 
 
-#: Characters of a text: far more than any context holds; a bound, because megabytes take seconds to become tokens.
+#: Longest text in characters. It is far more than any context holds, and bounds the time that
+#: tokenizing takes.
 MAX_TEXT_CHARACTERS = 100_000
 
 
 class StrictModel(BaseModel):
-    """Frozen; an unknown key or a wrong type is an error, never ignored."""
+    """Frozen model in which an unknown key or a wrong type is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
 
@@ -49,24 +56,25 @@ class StrictModel(BaseModel):
 Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
 Mass = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
-#: A factor or a divisor, so it must not be 0.
+#: Multiplies or divides, so it must not be 0.
 PositiveFactor = Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)]
 
 
 class SamplingFields(StrictModel):
-    """How codes are drawn (spec/moss 1.6): in a request, over HTTP, on the command line and in a checkpoint's files.
+    """Parameters of drawing codes (spec/moss 1.6), in requests and in a checkpoint's files.
 
-    Names, bounds and help stand here alone. `None` means the model's own recommendation. Fields that begin with
-    `predictor_` are for the codes after the first, in families that draw them with parameters of their own, as
-    Qwen3-TTS does (spec/qwen3 7); other families refuse them.
+    Names, bounds and help are written here once, also for HTTP bodies and the command line. `None`
+    means the model's own recommendation. Fields that begin with `predictor_` apply to the codes
+    after the first in families that draw them with their own parameters (Qwen3-TTS, spec/qwen3 7);
+    other families refuse them.
     """
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy.")
     top_p: Mass | None = Field(default=None, description="Nucleus mass; 0 and 1 disable.")
     top_k: Count | None = Field(default=None, description="Codes kept; 0 disables.")
-    #: Per codebook, over the frames generated so far.
+    #: Applies per codebook, over the frames generated so far.
     repetition_penalty: PositiveFactor | None = Field(default=None, description="1 disables.")
-    #: Also 0 where it is not given and `temperature` is 0.
+    #: Defaults to 0 when `temperature` is 0.
     predictor_temperature: Temperature | None = Field(
         default=None, description="For Qwen3-TTS's codes after the first."
     )
@@ -95,21 +103,23 @@ class AudioArray:
 
 @dataclass(frozen=True, slots=True)
 class PreparedReference:
-    """A recording that `prepare_reference` has already checked and brought to the codec's rate, channels and loudness.
+    """A recording that `prepare_reference` has checked, resampled and levelled for the codec.
 
-    float32 `samples` [C, S] at the codec's `sample_rate`. Front ends prepare recordings themselves, so that the
-    engine's thread does not have to resample.
+    float32 `samples` [C, S] at the codec's `sample_rate`. Front ends prepare recordings, so that
+    the engine's thread does not have to resample.
     """
 
     samples: NDArray[np.float32]
     sample_rate: int
 
 
-#: A reference voice: a file, the bytes of a file, decoded audio, or codes [frames, >= n_vq] of the model's own codec.
+#: A reference voice: a file, the bytes of a file, decoded audio, or codes [frames, >= n_vq] of the
+#: model's own codec.
 Reference = Path | str | bytes | AudioArray | PreparedReference | NDArray[np.int64]
 
 
-#: What a Qwen3-TTS checkpoint was made for, by its authors' names: cloning, named speakers, described voices.
+#: Purpose of a Qwen3-TTS checkpoint, in its authors' words: cloning, named speakers, described
+#: voices.
 TaskType = Literal["Base", "CustomVoice", "VoiceDesign"]
 
 
@@ -117,15 +127,15 @@ TaskType = Literal["Base", "CustomVoice", "VoiceDesign"]
 class VoiceTraits:
     """How a checkpoint takes voices."""
 
-    #: What it was made for, in a family that says so.
+    #: Purpose of the checkpoint; None for families without `TaskType`.
     task_type: TaskType | None = None
-    #: A voice is heard in its recording, so that codes of one are not enough.
+    #: Cloning needs the reference audio; its codes alone are not enough.
     hears_recordings: bool = False
-    #: Reference recordings are brought to one loudness.
+    #: Reference recordings are normalised to one loudness.
     levels_references: bool = True
 
 
-#: Of a family that says nothing of its own.
+#: Default traits.
 PLAIN_VOICES = VoiceTraits()
 
 
@@ -133,7 +143,8 @@ PLAIN_VOICES = VoiceTraits()
 class EngineInfo:
     """What an engine is, for callers and front ends; built once, when the engine is loaded.
 
-    It crosses the process boundary field by field (`hocket.worker.messages.Ready`): a change here changes the protocol.
+    It crosses the process boundary field by field (`hocket.worker.messages.Ready`): a change here
+    changes the protocol.
     """
 
     #: The talker's checkpoint, as the caller named it; None is the built-in model.
@@ -142,7 +153,8 @@ class EngineInfo:
     sample_rate: int
     channels: int
     frame_seconds: float
-    #: Requests spoken at a time, requests that may wait, and the longest prompt and speech together in K/V rows.
+    #: Requests that run at once, requests that may wait, and the longest prompt and speech together
+    #: in K/V rows.
     rows: int
     max_waiting: int
     context_rows: int
@@ -153,9 +165,10 @@ class EngineInfo:
     reference_max_seconds: float
     reference_min_rms: float
     reference_max_file_bytes: int
-    #: The language whose texts are read out; None: texts are left as they are.
+    #: Language of the text normalizer; None leaves texts unchanged.
     text_front: TextNormalizer | None = None
-    #: Longest text that the model handles well; callers split longer input. None: the checkpoint does not say.
+    #: Longest text that the model handles well; callers split longer input. None: the checkpoint
+    #: does not say.
     segment_characters: int | None = None
     voice_traits: VoiceTraits = PLAIN_VOICES
     #: Sample format of the generated audio.
@@ -173,11 +186,13 @@ class MemoryPlan:
     pages: int
     weight_bytes: int
     kv_bytes: int
-    #: Codec rings: of the decoder's rows, of the reference encoder, and one of each for conversions.
+    #: Codec state: the decoder's rows, the reference encoder's, and one row of each for
+    #: conversions.
     ring_bytes: int
     #: Hidden states, codes, penalty history and sampling parameters.
     row_bytes: int
-    #: Keys and values of one layer, which plain attention gathers from their pages, when every row is full.
+    #: Keys and values of one layer with all rows full, which the reference attention gathers from
+    #: their pages.
     workspace_bytes: int
 
     @property
@@ -186,41 +201,43 @@ class MemoryPlan:
 
 
 class SpeechRequest(StrictModel):
-    """One text to be spoken.
+    """One text to synthesise.
 
-    `reference` without `reference_text` clones the voice(s); with it (exactly one reference) the model continues the
-    recording whose words are `reference_text` (spec/moss 1.7). `voice` is one of the checkpoint's own, by name.
+    `reference` alone clones its voice(s). With `reference_text`, the transcript of exactly one
+    reference, the model continues that recording (spec/moss 1.7). `voice` names one of the
+    checkpoint's own voices.
     """
 
     text: str
-    #: Read numbers, abbreviations and symbols of `text` and `reference_text` out as English words before the model
-    #: sees them; `None` = as the engine is set, `False` = the text is as it is spoken.
+    #: Whether numbers, abbreviations and symbols of `text` and `reference_text` are replaced by
+    #: English words before the model sees them; `None` = the engine's setting.
     text_front: bool | None = None
     language: str | None = None
     instruction: str | None = None
     quality: str | None = None
     sound_event: str | None = None
     ambient_sound: str | None = None
-    #: Wanted length in frames.
+    #: Requested length in frames.
     tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
-    #: Refused by a checkpoint of another type; `None` = whatever the checkpoint is.
+    #: A checkpoint of another type refuses the request; `None` = any type.
     task_type: TaskType | None = None
-    #: Whether a Qwen3-TTS model reads a token of the text per frame, or all of it up front; `None` = as its authors do.
+    #: Whether a Qwen3-TTS model reads one text token per frame or the whole text up front; `None` =
+    #: its authors' choice.
     streaming_text: bool | None = None
     voice: str | None = None
     reference: Any = None
     reference_text: str | None = None
-    #: Put between `reference_text` and `text`; `None` = one space, only where the scripts use spaces and neither side
-    #: has one.
+    #: Separator between `reference_text` and `text`; `None` = one space where the scripts use
+    #: spaces and neither side has one.
     join: str | None = None
 
     sampling: Sampling = Sampling()
-    #: 0 .. 2**63-1; drawn at admission and reported back when `None`.
+    #: `None` = drawn at admission and reported with the result.
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     #: Hard cap on new frames; `None` = the engine's default.
     max_frames: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    #: The model may not stop before it has made this many frames.
+    #: Frames before which the model may not stop.
     min_frames: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
     @field_validator(
@@ -270,14 +287,14 @@ class SpeechRequest(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _least_is_not_above_most(self) -> SpeechRequest:
+    def _min_is_not_above_max(self) -> SpeechRequest:
         if self.max_frames is not None and self.min_frames > self.max_frames:
             raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}; lower it")
         return self
 
     @property
     def references(self) -> tuple[Reference, ...]:
-        """The references as a tuple, empty when there is none."""
+        """The references as a tuple; empty without any."""
         return self.reference or ()
 
     @property
@@ -287,47 +304,49 @@ class SpeechRequest(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceNeeds:
-    """What a prompt is made from, of each of its recordings."""
+    """Inputs that a prompt needs from each of its reference recordings."""
 
     #: The codec's codes, int64 [F, N].
     codes: bool
-    #: The voice as one vector, float32 [D].
+    #: The speaker vector, float32 [D].
     voice: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """A request as the talker reads it, and what the codec must have heard by the first new frame."""
+    """A request as the talker reads it, and the codes that prime the codec."""
 
-    #: int64 [L, 1 + N]: the text id, then the codes (a family's own number where the row has none).
+    #: int64 [L, 1 + N]: the text id, then the codes (or the family's placeholder in rows without
+    #: codes).
     rows: NDArray[np.int64]
-    #: int64 [F, N]: the recording that the new frames continue, which the codec is primed with; no frames otherwise.
+    #: int64 [F, N]: codes of the recording that the new frames continue; F is 0 without one.
     prefix_codes: NDArray[np.int64]
-    #: int64 [Q]: text ids of the first Q new frames; those of all others are the same in every request.
+    #: int64 [Q]: text ids of the first Q new frames; later frames have the family's
+    #: `frame_text_id`.
     frame_texts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    #: float32 [D]: the recording's voice, for a family that reads it as one vector; [0] otherwise.
+    #: float32 [D]: the speaker vector; [0] in families without one.
     voice: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds from the moment that the request was added; NaN for what did not happen."""
+    """Seconds since the request was added; NaN for an event that did not happen."""
 
-    #: Until it had a row.
+    #: The request got a row.
     admitted_seconds: float = math.nan
-    #: Until its whole prompt was computed.
+    #: Its whole prompt was computed.
     prefilled_seconds: float = math.nan
-    #: Until its first audio was on the host.
+    #: Its first audio was on the host.
     first_audio_seconds: float = math.nan
     total_seconds: float = math.nan
-    #: Longest time that a player which starts with the first audio would have stood still.
+    #: Longest stall of a player that starts with the first audio.
     late_seconds: float = 0.0
-    #: Length of what was spoken, by its frames.
+    #: Length of the generated speech, by its frames.
     speech_seconds: float = 0.0
 
     @property
     def rtf(self) -> float:
-        """Real-time factor: seconds of work, from admission, per second of speech; NaN without either."""
+        """Real-time factor: seconds since admission per second of speech; NaN without either."""
         if self.speech_seconds == 0.0:
             return math.nan
         return (self.total_seconds - self.admitted_seconds) / self.speech_seconds
@@ -338,24 +357,26 @@ class RequestEnd:
     """How a request ended."""
 
     finish_reason: FinishReason
-    #: The one given, or the one drawn: with it the request can be repeated.
+    #: Seed that was given or drawn; the same request with it gives the same speech.
     seed: int
     timings: Timings
-    #: Set when the reason is `error`.
+    #: Set if and only if the reason is `error`.
     error: HocketError | None = None
-    #: Rows of its prompt: template, text and references; 0 for one that ended before it had one.
+    #: Rows of its prompt: template, text and references; 0 for a request that ended without a
+    #: prompt.
     prompt_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """A piece of a request's audio, in order: `samples` [C, S], from the int64 `codes` [frames, N]."""
+    """The next part of a request's audio: `samples` [C, S], decoded from `codes`."""
 
     request_id: str
     samples: Samples
     sample_rate: int
     codes: NDArray[np.int64]
-    #: Set on the last chunk only, which has no samples (and no codes, unless the engine has no codec).
+    #: Set on the last chunk only, which has no samples (and no codes, unless the engine has no
+    #: codec).
     end: RequestEnd | None = None
 
 
@@ -363,10 +384,10 @@ class AudioChunk:
 class Speech:
     """A finished request."""
 
-    #: [C, S], float32 or int16 as `EngineConfig.samples` says; [C, 0] when the engine has no codec.
+    #: [C, S] in the format of `EngineConfig.samples`; [C, 0] when the engine has no codec.
     samples: Samples
     sample_rate: int
-    #: int64 [frames, N]: the new frames only, never the reference's.
+    #: int64 [frames, N]: new frames only, without the reference's.
     codes: NDArray[np.int64]
     finish_reason: FinishReason
     seed: int

@@ -1,4 +1,4 @@
-"""Progress on a terminal, nothing elsewhere."""
+"""Progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error for `total` requests; call the result with how many are done.
+    """A bar on standard error for `total` requests; call the result with the number that are done.
 
-    Shows nothing when standard error is no terminal, and for a single request.
+    Shows nothing when standard error is not a terminal, or for a single request.
     """
     console = Console(stderr=True)
     if total < 2 or not console.is_terminal:

@@ -1,4 +1,6 @@
-"""Sampling (spec/moss 1.6): goldens of the official class, published Philox vectors, and statistics."""
+"""Sampling (spec/moss 1.6): goldens of the official class, published Philox vectors, and
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def rows(batch: int, temperature: float = 1.0, k: int = 0, p: float = 1.0, penal
 
 
 def mixed_rows(index: Tensor) -> DrawArgs:
-    """Parameters of the rows `index` that differ from row to row, greedy and disabled ones among them."""
+    """Parameters of the rows `index` that differ from row to row, greedy and disabled ones among
+    them.
+    """
     return DrawArgs(
         torch.tensor([0.0, 0.7, 1.0, 1.7])[index % 4],
         torch.tensor([0.8, 1.0, 0.5])[index % 3],
@@ -79,7 +83,8 @@ def words(text: str) -> Tensor:
     return torch.tensor([int(word, 16) for word in text.split()])
 
 
-# --- counters -----------------------------------------------------------------------------------------------------
+# --- counters
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,8 @@ def test_neighbours_are_independent(axis: str) -> None:
     assert p_value(counts, torch.full((256,), cells.numel() / 256)) > ALPHA
 
 
-# --- probabilities ------------------------------------------------------------------------------------------------
+# --- probabilities
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("temperature", "k", "p"), TRIPLES)
@@ -229,7 +235,8 @@ def test_half_precision_logits_are_widened_first(dtype: torch.dtype) -> None:
     assert torch.equal(probabilities(logits, parameters), probabilities(logits.float(), parameters))
 
 
-# --- draws --------------------------------------------------------------------------------------------------------
+# --- draws
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("temperature", "k", "p"), [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.7, 25, 0.8), (1.0, 0, 1.0)])
@@ -277,7 +284,9 @@ def test_a_row_does_not_depend_on_its_neighbours(draw: Draw, codes: int, step: f
 def test_a_draw_inverts_the_probabilities_of_all_codes(
     draw: Draw, k: int, p: float, temperature: float, step: float, broken: list[float], codes: int, seed: int
 ) -> None:
-    """Whether it looked at all of them or at the best few: same codes, same order, for any u but at the very edges."""
+    """Whether it looked at all of them or at the best few: same codes, same order, for any u but at
+    the very edges.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(1, codes, generator=generator)
     if step:

@@ -1,4 +1,4 @@
-"""A sampling parameter is named in `core` and `kernels/types.py`; everything between carries whatever there is."""
+"""A parameter is named in `core` and `kernels/types.py`; all code between carries it unnamed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ PREDICTOR = "predictor_"
 VALUES: dict[str, Any] = {
     name: 3 if "int" in str(field.annotation) else 0.25 for name, field in SamplingFields.model_fields.items()
 }
-#: Files that parameters pass through, and the names that they must know: HTTP refuses a top_p of 0, greedy repeats.
+#: Files that parameters pass through, and the names that they must know: HTTP refuses a top_p of 0,
+#: greedy repeats.
 PASSED = {
     "cli/say.py": set(),
     "cli/options.py": set(),

@@ -1,4 +1,4 @@
-"""What the families' `config.json` readers share: checked sections, and errors that name the key."""
+"""Shared parts of the families' `config.json` readers: checked sections, errors that name a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hocket.errors import ConfigError, requirement
 
-#: Bounds far beyond any model, so that a damaged file is refused and not built.
+#: Bounds far beyond any model, so that a damaged file is refused.
 Size = Annotated[int, Field(ge=1, le=2**24)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Id = Annotated[int, Field(ge=0)]
@@ -17,20 +17,21 @@ PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """A part of the file. Keys that change nothing here (dropout, labels, ...) are ignored; the rest is checked.
+    """A section of the file; keys without effect here (dropout, labels, ...) are ignored.
 
-    A field has a default only where the released models rely on the official class's.
+    All other keys are checked. A field has a default only where released models rely on the
+    official class's default.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 class RopeSection(Section):
-    """Rotary positions, under either of their two names in a file."""
+    """Parameters of rotary positions, under either of their names in a file."""
 
     rope_theta: PositiveFloat | None = None
     rope_type: Literal["default"] = "default"
-    #: The older name of `rope_type`.
+    #: Older name of `rope_type`.
     type: Literal["default"] = "default"
 
 
@@ -38,7 +39,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def read_file(model: type[ModelT], raw: Mapping[str, Any]) -> ModelT:
-    """The parsed `config.json` as `model`. Raises ConfigError naming the first key that is wrong."""
+    """The parsed `config.json` as `model`. Raises ConfigError naming the first wrong key."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -46,11 +47,11 @@ def read_file(model: type[ModelT], raw: Mapping[str, Any]) -> ModelT:
 
 
 def config_error(error: ValidationError, file: str = "config.json") -> ConfigError:
-    """The first mistake that pydantic found, in one line."""
+    """The first error that pydantic found, in one line."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     message = requirement(first) if first["type"] == "value_error" else first["msg"]
-    # A missing key, or a section that contradicts itself, has the whole section as its input.
+    # The input of a missing key, or of an inconsistent section, is the whole section.
     given = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
     return ConfigError(f"{file}: {key + ': ' if key else ''}{message}{given}", param=key or None)
 

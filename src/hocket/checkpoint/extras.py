@@ -1,4 +1,4 @@
-"""What a checkpoint folder may hold for Hocket beside the official files: `hocket.json` and `voices/`."""
+"""Files of a checkpoint folder that only Hocket reads: `hocket.json` and `voices/`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from hocket.errors import CheckpointError
 class _HocketFile(StrictModel):
     """`hocket.json`."""
 
-    #: Set for models that were trained on text as it is spoken.
+    #: Normalizer of texts; for models that were trained on words alone, without digits and symbols.
     text_front: TextNormalizer | None = None
-    #: The longest text that the model speaks well; whoever has more cuts it. None: any that the engine takes.
+    #: Longest text the model handles well; callers split longer input. None: no limit but the
+    #: engine's.
     segment_characters: Annotated[int, Field(ge=20, strict=True)] | None = None
-    #: Recommended instead of the family's values.
+    #: Recommended values; they replace the family's.
     sampling: Sampling = Sampling()
 
     @field_validator("sampling")
@@ -34,7 +35,7 @@ class _HocketFile(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Of a checkpoint folder; the default is what a folder without any has."""
+    """Contents of these files; the defaults are those of a folder without them."""
 
     text_front: TextNormalizer | None = None
     segment_characters: int | None = None
@@ -43,7 +44,7 @@ class Extras:
 
 
 def load_extras(folder: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()) -> Extras:
-    """What `folder` holds for a talker of `n_vq` codebooks of such sizes, which knows `speakers` by name.
+    """Extras in `folder` for a talker of `n_vq` codebooks of these sizes that knows `speakers`.
 
     Raises CheckpointError.
     """

@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, or a repository of the Hugging Face hub (downloaded once, then cached)."""
+"""Finds a model's files: in a folder, or in a Hugging Face hub repository (downloaded once)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 
 from hocket.errors import CheckpointError
 
-#: Data only, in any folder of the repository: no code, no pickles.
+#: Files to download, from any folder of the repository: data only, no code and no pickles.
 _DATA_FILES = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "voices/*.npy")
-#: Longest wait for the hub's first answer. The hub client's own look-up has no limit: without a route it would wait
-#: for the operating system to give up, about two minutes on Linux.
+#: Timeout for the hub's first response. The hub client's own look-up has none: without a route it
+#: would wait until the operating system gives up, about two minutes on Linux.
 _HUB_TIMEOUT_SECONDS = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
 
 def resolve_checkpoint(model: str | Path, *, revision: str | None = None) -> Path:
-    """The folder with the files of `model`: an existing folder, or a hub id "owner/name", fetched when not cached.
+    """The folder with the files of `model`, an existing folder or a hub id "owner/name".
 
-    `revision` is a branch, tag or commit of a hub repository. When the hub gives no access (offline, unreachable,
-    gated), a cached copy is used if it is complete. Raises CheckpointError, one line with what to do, otherwise.
+    `revision` is a branch, tag or commit of a hub repository. Without access to the hub (offline,
+    unreachable, gated) a complete cached copy is used. Raises CheckpointError, one line that says
+    what to do.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -35,7 +36,7 @@ def resolve_checkpoint(model: str | Path, *, revision: str | None = None) -> Pat
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """The checkpoint's `config.json`. Raises CheckpointError when it is missing, not JSON, or not an object."""
+    """The checkpoint's `config.json`. Raises CheckpointError unless it is a JSON object."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_bytes())
@@ -51,7 +52,7 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def _fetch(model: str, revision: str | None) -> Path:
-    # Imported here: 0.3 s that nobody with a folder should pay.
+    # Imported here: it takes 0.3 s, which users of a folder should not pay.
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -66,8 +67,8 @@ def _fetch(model: str, revision: str | None) -> Path:
             )
         )
 
-    # Any exception: a failing connection raises the HTTP library's own classes, which have no base in common over the
-    # hub client's versions (requests, httpx, httpx2). `_explain` sorts them out.
+    # Any exception: a failing connection raises the HTTP library's own classes, which have no base
+    # in common over the hub client's versions (requests, httpx, httpx2). `_explain` sorts them out.
     try:
         HfApi().model_info(model, revision=revision, timeout=_HUB_TIMEOUT_SECONDS)
     except Exception as refusal:
@@ -93,7 +94,7 @@ def _explain(model: str, revision: str | None, error: Exception) -> str:
         case errors.GatedRepoError():
             return f"{model!r} is gated; accept its terms on its hub page, then log in with `hf auth login`"
         case errors.RepositoryNotFoundError():
-            return f"{model!r} is no folder, and not on the hub or private; check the name, or run `hf auth login`"
+            return f"{model!r} is not a folder, and not on the hub or private; check the name, or run `hf auth login`"
         case errors.RevisionNotFoundError():
             return f"{model!r} has no revision {revision!r}; give an existing branch, tag or commit"
         case errors.DisabledRepoError():

@@ -1,10 +1,10 @@
-"""Built-in voices: the `voices/` folder of a checkpoint, which is read and checked once, when the checkpoint is loaded.
+"""Built-in voices: a checkpoint's `voices/` folder, read and checked when it is loaded.
 
-    voices/NAME.json    what the voice is (`_VoiceFile`)
+    voices/NAME.json    description of the voice (`_VoiceFile`)
     voices/NAME.npy     its codes, integers [frames, codebooks], as `hocket codec encode --as-reference` writes them
 
-The voice `default` always exists and has no codes: the model speaks as it likes. `voices/default.json` may describe it.
-Speakers that a model knows by name itself are voices, too.
+The voice `default` always exists and has no codes: the model chooses. `voices/default.json` may
+describe it. Speakers that a model knows by name are voices too.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from hocket.core import SpeechRequest, StrictModel
 from hocket.errors import AudioFileError, CheckpointError, InvalidRequestError, requirement
 
 _LOG = logging.getLogger("hocket")
-#: Where no voice is named: the model's own choice.
+#: Voice of requests that name none: the model's own choice.
 DEFAULT_VOICE = "default"
-#: How codes are given to the model: as a recording to clone, or as the beginning of the model's own answer, whose words
-#: are the transcript (spec/moss 1.7).
+#: Use of a voice's codes in the prompt: a recording to clone, or the beginning of the model's own
+#: output, whose words are the transcript (spec/moss 1.7).
 VoiceMode = Literal["clone", "continuation"]
 
 MAX_NAME_BYTES = 64
-#: A minute at 12.5 frames a second, the longest that a reference recording may be as well.
+#: A minute at 12.5 frames a second, as for reference recordings.
 _MAX_FRAMES = 750
 
 _Line = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class VoiceNotFoundError(InvalidRequestError):
-    """There is no voice of that name, or it has no recording."""
+    """No voice has that name, or the voice has no recording."""
 
     http_status = 404
 
@@ -47,13 +47,13 @@ class VoiceNotFoundError(InvalidRequestError):
 class _VoiceFile(StrictModel):
     """`voices/NAME.json`."""
 
-    #: How it sounds, for people who choose.
+    #: How it sounds, for users who choose a voice.
     description: _Line
-    #: English name of the language that it speaks.
+    #: English name of its language.
     language: _Line | None = None
-    #: The words of the codes.
+    #: Words spoken in the codes.
     transcript: Annotated[str, Field(min_length=1, max_length=5_000)] | None = None
-    #: Where the recording comes from, and under which licence it may be used.
+    #: Origin of the recording, and the licence for its use.
     source: _Line
     licence: _Line
     mode: VoiceMode = "clone"
@@ -70,9 +70,9 @@ class BuiltinVoice:
     """A voice that comes with a checkpoint."""
 
     description: str
-    #: The model knows it by its name, and needs no codes (spec/qwen3).
+    #: The model knows the voice by name and needs no codes (spec/qwen3).
     is_speaker: bool = False
-    #: int64 [F, at least n_vq]; None: no reference, the model speaks as it likes.
+    #: int64 [F, at least n_vq]; None: no reference, the model chooses the voice.
     codes: NDArray[np.int64] | None = None
     transcript: str | None = None
     mode: VoiceMode = "clone"
@@ -82,19 +82,19 @@ class BuiltinVoice:
 
     @property
     def reference_text(self) -> str | None:
-        """The words that a request gives along with the codes: those of a recording to be continued."""
+        """Transcript that a request sends with the codes: only a recording to continue has one."""
         return self.transcript if self.mode == "continuation" else None
 
 
-#: By name, `default` first, then in alphabetical order.
+#: Voices by name: `default` first, then in alphabetical order.
 Voices = Mapping[str, BuiltinVoice]
 
-#: Of a checkpoint without voices of its own.
+#: Voices of a checkpoint without any of its own.
 ONLY_DEFAULT: Voices = {DEFAULT_VOICE: BuiltinVoice("The model's own choice")}
 
 
 def load_voices(checkpoint: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()) -> Voices:
-    """The voices of a checkpoint folder whose talker makes `n_vq` codes a frame and knows `speakers` by name.
+    """The voices of a checkpoint whose talker makes `n_vq` codes a frame and knows `speakers`.
 
     Speakers whose name no voice can have are left out, with a warning. Raises CheckpointError.
     """
@@ -121,7 +121,7 @@ def load_voices(checkpoint: Path, *, n_vq: int, codebook_sizes: Sequence[int], s
 
 
 def find_voice(voices: Voices, name: str) -> BuiltinVoice:
-    """The voice called `name`, in any spelling of `voice_name`. Raises InvalidRequestError (`voice`)."""
+    """The voice called `name`, in any spelling. Raises InvalidRequestError (`voice`)."""
     voice = voices.get(voice_name(name, param="voice"))
     if voice is None:
         raise VoiceNotFoundError(f"there is no voice {name!a}; there are {', '.join(voices)}", param="voice")
@@ -129,7 +129,7 @@ def find_voice(voices: Voices, name: str) -> BuiltinVoice:
 
 
 def with_reference_of_voice(request: SpeechRequest, voices: Voices) -> SpeechRequest:
-    """`request` with the reference of its voice in place of the voice's name; a speaker's name stays.
+    """`request` with its voice's reference in place of the name; a speaker's name stays.
 
     Raises InvalidRequestError (`voice`).
     """
@@ -143,10 +143,10 @@ def with_reference_of_voice(request: SpeechRequest, voices: Voices) -> SpeechReq
 
 
 def voice_name(name: str, *, param: str = "name") -> str:
-    """The one spelling of a voice's name: small letters, NFC. Raises InvalidRequestError (`param`).
+    """A voice's name in lower case and NFC. Raises InvalidRequestError (`param`).
 
-    Letters and digits of any script with their marks, and `-`, `_`, `.` behind the first; 64 bytes of UTF-8. There is
-    no capital "Anna" beside a small one, because not every disk could keep them apart.
+    Letters and digits of any script with their marks, and `-`, `_`, `.` after the first; at most 64
+    bytes of UTF-8. Names differ in more than case, because some file systems ignore it.
     """
     spelt = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
     if not spelt or not _is_initial(spelt[0]) or not all(_is_initial(c) or _is_inner(c) for c in spelt):

@@ -1,10 +1,10 @@
-"""Weights from a folder of safetensors into a module, through one explicit table (spec/moss 1.9 and 2.7).
+"""Loads safetensors into a module, through one explicit table (spec/moss 1.9 and 2.7).
 
-Nothing of a checkpoint is executed and nothing is guessed: every tensor of the files is either named by the table or
-listed as a tied copy, and every parameter of the module is filled by the table.
+No code of a checkpoint is executed and no name is guessed: the table names every tensor of the
+files or lists it as a tied copy, and fills every parameter of the module.
 
-Files are read in slices through one reused buffer, not mapped: pages of a mapping would count as resident memory
-beside the weights, and tensors in a file need not be aligned.
+Files are read in slices through one reused buffer instead of mapped: mapped pages would count as
+resident memory beside the weights, and tensors in a file need not be aligned.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from hocket.errors import CheckpointError
 
-#: What may be read, by its name in a safetensors header. Everything else is quantised or not a weight.
+#: Dtypes that may be read, by their names in a safetensors header; others are quantised or not
+#: weights.
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-#: Size of the reading buffer: the memory needed beside the weights themselves.
+#: Size of the read buffer: the only memory needed beside the weights.
 _SLICE_BYTES = 8 * 2**20
-#: Longest header that the format allows; a random file fails here instead of asking for exabytes.
+#: Longest header that the format allows; an arbitrary file is refused here instead of requesting
+#: exabytes.
 _MAX_HEADER_BYTES = 100_000_000
 _DOWNLOAD_AGAIN = "download the checkpoint again"
 
@@ -34,25 +36,28 @@ _DOWNLOAD_AGAIN = "download the checkpoint again"
 class WeightEntry:
     """One stored tensor and the parameter (or persistent buffer) it fills.
 
-    Entries that name the same parameter fill it one after another along dimension 0, in table order: that is how q, k
-    and v become one fused projection. Their rows must add up to the parameter's, and their dtypes must agree.
+    Entries that name the same parameter fill it one after another along dimension 0, in table
+    order; q, k and v become one fused projection that way. Their rows must add up to the
+    parameter's, and their dtypes must agree.
     """
 
     #: Path in the module, as in `state_dict()`.
     parameter: str
-    #: Accepted checkpoint names, the official one first; a checkpoint must hold exactly one of them.
+    #: Accepted names in a checkpoint, the official one first; a checkpoint must hold exactly one of
+    #: them.
     names: tuple[str, ...]
     #: Shape in the checkpoint.
     shape: tuple[int, ...]
-    #: Held in this dtype on the device, whatever the checkpoint's.
+    #: Dtype on the device, whatever the checkpoint's.
     dtype: torch.dtype
-    #: After dimension 0, dimensions of size 1 may differ between the two: a [o, i, 1] convolution held as [o, i].
+    #: Whether dimensions of size 1 after dimension 0 may differ: a [o, i, 1] convolution held as
+    #: [o, i].
     squeeze: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor of a checkpoint lies."""
+    """Location of a tensor in a checkpoint."""
 
     file: Path
     #: Bytes from the start of the file.
@@ -70,15 +75,16 @@ def load_weights(
     tied: Collection[str] = (),
     device: torch.device,
 ) -> None:
-    """Fill `module`, built on the meta device, with the checkpoint in `folder`; its parameters come out frozen.
+    """Fill `module`, built on the meta device, from `folder`; its parameters come out frozen.
 
-    Parameters and persistent buffers are created one at a time on `device` in the table's dtype, so the peak is the
-    weights plus 8 MiB. `tied` names stored copies of other tensors, and tensors that nobody needs (exact names, present
-    or not): they are not read.
+    Parameters and persistent buffers are created one at a time on `device` in the table's dtype, so
+    the peak is the weights plus 8 MiB. `tied` names stored copies of other tensors and unused
+    tensors (exact names, present or not); they are not read.
 
-    Everything but the data itself is checked before memory is allocated. Raises CheckpointError for a file that is
-    missing, truncated or corrupt and for a tensor that is unknown, missing, doubly present, misshaped or not a float;
-    RuntimeError when the table does not fit the module, which is a mistake in the program.
+    All but the data is checked before memory is allocated. Raises CheckpointError for a file that
+    is missing, truncated or corrupt and for a tensor that is unknown, missing, doubly present,
+    misshaped or not a float; RuntimeError when the table does not fit the module, which is a
+    programming error.
     """
     targets = _entries_by_parameter(module, table)
     stored = stored_tensors(folder)
@@ -98,10 +104,11 @@ def load_weights(
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint in `folder`, by name: from headers alone, no data is read.
+    """All tensors of the checkpoint in `folder` by name, from headers alone.
 
-    The weights are the shards of `model.safetensors.index.json`, or `model.safetensors`, or the folder's only
-    *.safetensors file. Raises CheckpointError when there is no such file, or a header or the index is not sound.
+    The weights are the shards of `model.safetensors.index.json`, or `model.safetensors`, or the
+    folder's only *.safetensors file. Raises CheckpointError for a missing file and for a corrupt
+    header or index.
     """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists() and single.exists():
@@ -126,7 +133,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 def _entries_by_parameter(
     module: nn.Module, table: Iterable[WeightEntry]
 ) -> dict[str, tuple[torch.Size, list[WeightEntry]]]:
-    """Group the table by parameter, with the parameter's shape, and prove that it fills the module exactly."""
+    """Group the table by parameter, with its shape, and check that it fills the module exactly."""
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     groups: dict[str, tuple[torch.Size, list[WeightEntry]]] = {}
     accepted: set[str] = set()
@@ -157,7 +164,7 @@ def _row_shape(shape: Sequence[int], squeeze: bool) -> tuple[int, ...]:
 def _match(
     stored: dict[str, StoredTensor], table: Iterable[WeightEntry], tied: Collection[str], folder: Path
 ) -> dict[WeightEntry, str]:
-    """The stored name that serves each entry; every stored tensor is used once or tied."""
+    """The stored name for each entry; every stored tensor is used once or tied."""
     sources: dict[WeightEntry, str] = {}
     missing: list[str] = []
     for entry in table:
@@ -191,7 +198,7 @@ def _match(
 
 
 def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
-    """The tensors of all shards; index and headers must tell the same story."""
+    """The tensors of all shards; index and headers must agree."""
     try:
         document = json.loads(index.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -201,7 +208,7 @@ def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{index} has no weight_map; {_DOWNLOAD_AGAIN}")
     names_by_shard: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
-        # A shard lies beside the index: "../x", "/x" and "a/x" are mistakes or attacks.
+        # A shard is a file beside the index; "../x", "/x" and "a/x" are errors or attacks.
         if (
             not isinstance(shard, str)
             or Path(shard).name != shard
@@ -225,7 +232,7 @@ def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
 
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
-    """The header of one file: 8 bytes of length (little-endian), JSON, then the data it must describe without a gap."""
+    """One file's header: its length (8 bytes, little-endian), and JSON that covers the data."""
     try:
         with file.open("rb") as stream:
             file_bytes = stream.seek(0, 2)
@@ -242,7 +249,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             raise ValueError("the header is not an object")
         header.pop("__metadata__", None)
         spans = {name: _parse_span(name, value) for name, value in header.items()}
-    # RecursionError: thousands of nested brackets.
+    # RecursionError comes from thousands of nested brackets.
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} has a corrupt header ({_first_line(error)}); {_DOWNLOAD_AGAIN}") from error
 
@@ -269,14 +276,14 @@ def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, obj
 
 
 def _parse_span(name: str, value: object) -> tuple[str, tuple[int, ...], int, int]:
-    """(dtype, shape, begin, end) of one header entry; ValueError when they contradict each other."""
+    """(dtype, shape, begin, end) of one header entry. Raises ValueError when they disagree."""
     if not isinstance(value, dict):
         raise ValueError(f"{name!r} is not an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{name!r} lacks a dtype, a shape or two data_offsets")
     begin, end = offsets
-    # The size of other dtypes is not needed: such a tensor is refused unless it is tied, and then it is not read.
+    # Other dtypes need no size: their tensors are refused, or tied and not read.
     if end < begin or (dtype in _FLOATS and end - begin != math.prod(shape) * _FLOATS[dtype].itemsize):
         raise ValueError(f"the data of {name!r} does not have the size of its shape")
     return dtype, tuple(shape), begin, end
@@ -296,7 +303,8 @@ def _read_into(flat: Tensor, tensor: StoredTensor, name: str, buffer: Tensor) ->
             piece = values[: part.numel()]
             if stream.readinto(piece.view(torch.uint8).numpy().data) != piece.nbytes:
                 raise CheckpointError(f"{tensor.file} ends within {name!r}: it changed while being read; load it again")
-            # Cast on the device: a mixed copy would cast on the host, through unpinned memory.
+            # The cast is on the device; a copy between dtypes would cast on the host, through
+            # unpinned memory.
             part.copy_(piece.to(part.device))
 
 

@@ -1,4 +1,4 @@
-"""The command line. Results go to standard output, everything else to standard error; errors are one line each."""
+"""The commands. Results go to standard output, all else to standard error; an error is one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hocket.errors import AudioFileError, HocketError
 if TYPE_CHECKING:
     from hocket.models.codec import Codec as LoadedCodec
 
-# Heavy imports (torch) happen inside the commands, so that --help and bad arguments answer at once.
+# Commands import torch themselves, so that --help and wrong arguments answer at once.
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 codec_app = typer.Typer(rich_markup_mode=None, help="Audio to codes and back.")
@@ -29,9 +29,9 @@ app.command()(say)
 app.add_typer(codec_app, name="codec")
 app.add_typer(bench_app, name="bench")
 
-#: What `main` caught, for `hocket --debug`.
+#: Traceback of the error that `main` caught, for `hocket --debug`.
 _LOG = logging.getLogger("hocket")
-#: The exit code of sysexits.h for "internal software error".
+#: Exit code of sysexits.h for an internal software error.
 _INTERNAL_ERROR = 70
 
 
@@ -191,7 +191,10 @@ def info(
 
 
 def main() -> NoReturn:
-    """Entry point. Every failure is one line on standard error and a non-zero exit; `--debug` adds the traceback."""
+    """Entry point; a failure is one line on standard error and a non-zero exit.
+
+    `--debug` adds the traceback.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     try:

@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for each field of `SamplingFields`; its keyword `sampling` gets their values."""
+    """`command` with an option for each of `SamplingFields`, passed on as its `sampling`."""
     types = get_type_hints(SamplingFields)
     options = [
         inspect.Parameter(
@@ -48,12 +48,12 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def print_out(text: str) -> None:
-    """To standard output, at once, so that a reader who has gone away or a full disk is reported here."""
+    """Print to standard output and flush, so that a closed pipe or a full disk is reported here."""
     try:
         print(text, flush=True)
     except OSError as error:
-        # Python flushes once more at exit; that must not fail again.
+        # Python flushes again at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            sys.exit(141)  # what a shell reports for a program that SIGPIPE ended
+            sys.exit(141)  # a shell's code for a program that SIGPIPE ended
         raise AudioFileError(f"cannot write to standard output: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""`hocket say`: one text into one file."""
+"""`hocket say`: one text to one audio file."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _speak(
     from hocket.models.registry import checkpoint_extras
 
     if request.voice is not None:
-        find_voice(checkpoint_extras(model).voices, request.voice)  # an error before the weights are loaded
+        find_voice(checkpoint_extras(model).voices, request.voice)  # refused before the weights are loaded
     if codec != "none":
         output = output or Path("out.wav")
         check_writable(output)
@@ -130,7 +130,7 @@ def _text(argument: str) -> str:
     if sys.stdin is None:
         raise InvalidRequestError("there is no standard input to read the text from")
     try:
-        # A byte order mark and Windows line ends belong to the file, not to the text.
+        # A byte order mark and Windows line ends are not part of the text.
         return sys.stdin.buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"standard input is not UTF-8 (byte {error.start}); convert it first") from None
@@ -158,7 +158,7 @@ def _request(*, sampling: Mapping[str, Any], **fields: Any) -> SpeechRequest:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is going on: on a terminal only, whatever the environment says about colours."""
+    """A function that shows the current activity, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

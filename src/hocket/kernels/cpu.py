@@ -137,10 +137,10 @@ def _rotated(x_STHK: Tensor, turns_MK: Tensor, dtype: torch.dtype) -> Tensor:
 # depend on how many columns its neighbours need.
 
 _FINITE = np.finfo(np.float32)
-#: Low half of a sort key: the code.
+#: The low half of a sort key is the code.
 _CODE_BITS = 32
 _CODE_MASK = (1 << _CODE_BITS) - 1
-#: Columns beyond the largest top-k: room for codes that tie with the k-th.
+#: Columns beyond the largest top-k, for codes that tie with the k-th.
 _ROOM_FOR_TIES = 16
 
 Floats = NDArray[np.float32]
@@ -169,12 +169,12 @@ def _draw(logits_BV: Tensor, args: HostArgs, u_fixed_B: Integers, seen_BV: Tenso
     """`draw_at` with uniforms in units of 2**-UNIFORM_BITS."""
     logits, seen = logits_BV.detach().float().numpy(), None if seen_BV is None else seen_BV.numpy()
     score_BC, code_BC, kth_B1 = _best(_scores(logits, args, seen), args)
-    # In float64, where no score over no temperature overflows.
+    # In float64, score / temperature never overflows.
     mass_BC = np.exp((score_BC - score_BC[:, :1]) / args.temperature_B1)
     mass_BC[score_BC < kth_B1] = 0.0
     before_BC = mass_BC.cumsum(1)
     mass_BC[:, 1:][before_BC[:, :-1] > args.top_p_B1 * before_BC[:, -1:]] = 0.0
-    # In vocabulary order, and in integers of 2**-32, as the reference does.
+    # In vocabulary order and in integers of 2**-32, like the reference.
     order_BC = code_BC.argsort(1)
     scale_B1 = 2.0**32 / mass_BC.cumsum(1)[:, -1:]
     cumulative_BC = (mass_BC[args.rows_B1, order_BC] * scale_B1).astype(np.int64).cumsum(1)
@@ -191,7 +191,7 @@ def _scores(logits_BV: Floats, args: HostArgs, seen_BV: NDArray[np.bool_] | None
         with np.errstate(over="ignore"):
             penalised_BV = np.where(logits_BV < 0, logits_BV * penalty_B1, logits_BV / penalty_B1)
         logits_BV = np.where(seen_BV, penalised_BV, logits_BV)
-    # Of a NaN and a number, fmax takes the number.
+    # Given NaN and a number, fmax returns the number.
     return np.minimum(np.fmax(logits_BV, _FINITE.min), _FINITE.max) + np.float32(0)
 
 

@@ -260,7 +260,7 @@ class PagedPlan:
 # `DrawArgs` in the same place; `HostArgs` is the batch as NumPy takes it. The engine packs, stores
 # and gathers whatever fields there are.
 
-#: A top-k that cuts nothing off, whatever the vocabulary.
+#: A top-k that keeps all codes of any vocabulary.
 _NO_TOP_K = 2**62
 
 
@@ -274,7 +274,7 @@ class DrawParams:
     top_p: float = 1.0
     #: Codes kept; <= 0 or >= V disables.
     top_k: int = 0
-    #: Applies to the codes that the row has drawn before; 1 disables.
+    #: Applies to codes that the row has drawn before; 1 disables.
     repetition_penalty: float = 1.0
 
 
@@ -310,7 +310,7 @@ class DrawArgs:
 
     @cached_property
     def host(self) -> HostArgs:
-        """`effective` as NumPy takes it. Made once a batch and used for every code of every frame."""
+        """`effective` in NumPy, converted once per batch and used for every code of every frame."""
         args = self.effective
         return HostArgs(
             temperature_B1=args.temperature_B.double()[:, None].numpy(),

@@ -1,4 +1,4 @@
-"""How a request draws its frames, and how the rows of a batch do."""
+"""Sampling parameters, from those of one request to those of a batch on the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.errors import InvalidRequestError, Template
 from hocket.kernels.reference.philox import FrameNoise
 from hocket.kernels.types import DrawArgs, DrawParams
 
-#: Begins the names of the fields that say how a predictor draws.
+#: Prefix of the fields for a predictor's draws.
 _PREDICTOR = "predictor_"
 _NAMES = [field.name for field in fields(DrawParams)]
 #: Temperatures up to this one are 0 on the device, as float32.
@@ -22,36 +22,36 @@ _ZERO = 2.0**-150
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """How one request draws its frames, nothing left open."""
+    """How one request draws its frames, with all values set."""
 
     #: For all codes, or for code 0 when a predictor draws the others.
     codes: DrawParams
     #: For the codes that a predictor draws; None: all codes are drawn alike.
     predictor: DrawParams | None = None
-    #: Of the decision to stop; greedy codes make it greedy as well.
+    #: Temperature of the stop decision; greedy codes make it greedy as well.
     stop_temperature: float = 1.0
     #: Default cap on the frames of a request; None: the engine's limit alone.
     max_frames: int | None = None
 
     @property
     def predicted(self) -> DrawParams:
-        """For the codes after the first, whatever draws them."""
+        """Parameters of the codes after the first, with or without a predictor."""
         return self.predictor or self.codes
 
     @property
     def stop(self) -> DrawParams:
-        """For the decision to stop: nothing is cut off."""
+        """Parameters of the stop decision, in which no choice is cut off."""
         return DrawParams(temperature=self.stop_temperature if self.codes.temperature > _ZERO else 0.0)
 
     def recommended(self, file: SamplingFields) -> ResolvedSampling:
-        """These values, with each that a checkpoint's file gives replaced by it."""
+        """These values, overridden by those that a checkpoint's file gives."""
         return self._replaced(_given(file))
 
     def overridden_by(self, request: Sampling) -> ResolvedSampling:
-        """These values, with each that `request` gives replaced by it. Greedy codes make a
-        predictor greedy as well.
+        """These values, overridden by those that `request` gives.
 
-        Raises InvalidRequestError when it gives one that this family does not have.
+        Greedy codes make a predictor greedy too, unless `predictor_temperature` is given. Raises
+        InvalidRequestError for a parameter that this family does not have.
         """
         given = _given(request)
         if self.predictor is None:
@@ -86,7 +86,7 @@ class SamplingBatch:
     codes: DrawArgs
     #: For the codes that a predictor draws.
     predicted: DrawArgs
-    #: For the decision to stop, where a family draws it by itself.
+    #: For the stop decision of families that draw it separately.
     stop: DrawArgs
     #: int64 [B], 0 .. 2**63 - 1: the Philox key.
     seed_B: Tensor

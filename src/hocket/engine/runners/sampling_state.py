@@ -1,4 +1,4 @@
-"""How each row draws: the sampling parameters of running requests, on the device."""
+"""Sampling parameters of running requests, on the device."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from hocket.models.sampling import ResolvedSampling, SamplingBatch
 _IS_INTEGER = {field.name: isinstance(field.default, int) for field in fields(DrawParams)}
 _INTEGERS = [name for name, is_integer in _IS_INTEGER.items() if is_integer]
 _FLOATS = [name for name, is_integer in _IS_INTEGER.items() if not is_integer]
-#: A row has parameters for its codes, for those that a predictor draws and for stopping; then seed
-#: and min_frames.
+#: A row has parameters for three kinds of draws (see `SamplingBatch`), then its seed and
+#: min_frames.
 _DRAWS = 3
 _FLOAT_ROWS = _DRAWS * len(_FLOATS)
 _INTEGER_ROWS = _DRAWS * len(_INTEGERS) + 2
 
-#: Bytes that a row takes.
+#: Device memory of a row.
 ROW_BYTES = _FLOAT_ROWS * torch.float32.itemsize + _INTEGER_ROWS * torch.int64.itemsize
-#: Numbers that `SamplingState.write` takes.
+#: Length of a row's packed numbers.
 ROW_NUMBERS = _FLOAT_ROWS + _INTEGER_ROWS
 
 
 class SamplingState:
-    """One entry for each of `rows` rows, in two tensors, so that a batch takes two gathers."""
+    """Parameters of `rows` rows in two tensors, so that a batch takes two gathers."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         #: [_FLOAT_ROWS, rows]
         self._floats_FR = torch.ones(_FLOAT_ROWS, rows, device=device)
         #: [_INTEGER_ROWS, rows]
         self._integers_IR = torch.zeros(_INTEGER_ROWS, rows, dtype=torch.int64, device=device)
-        #: Known to the host, so that a batch without a penalty needs no history.
+        #: Kept on the host, so that a batch without a penalty needs no history.
         self._has_penalty_R = np.zeros(rows, np.bool_)
-        #: The newest batch and its rows: the set of running rows seldom changes from one frame to
-        #: the next.
+        #: The last batch and its rows; the set of running rows seldom changes between frames.
         self._newest: tuple[tuple[int, ...], SamplingBatch] | None = None
 
     @property
@@ -48,7 +47,7 @@ class SamplingState:
         return self._floats_FR.nbytes + self._integers_IR.nbytes
 
     def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int) -> NDArray[np.int64]:
-        """Claim `row` on the host; the result [ROW_NUMBERS] is for `write`."""
+        """Claim `row` on the host and return its packed numbers [ROW_NUMBERS] for `write`."""
         draws = (sampling.codes, sampling.predicted, sampling.stop)
         self._has_penalty_R[row] = sampling.codes.repetition_penalty != 1
         self._newest = None
@@ -67,9 +66,7 @@ class SamplingState:
         return bool(self._has_penalty_R[rows].any())
 
     def batch(self, rows_B: Tensor, rows: tuple[int, ...] | None = None) -> SamplingBatch:
-        """The parameters of `rows_B` (int64 [B]); `rows` are the same on the host, where it knows
-        them.
-        """
+        """The parameters of `rows_B` (int64 [B]); `rows` are the same on the host, if known."""
         if rows is None:
             return self._batch(rows_B)
         if self._newest is None or self._newest[0] != rows:

@@ -1,10 +1,11 @@
-"""Drawing codes, one launch for a whole batch.
+"""Draws codes, in one launch for a whole batch.
 
-A program draws one row. The vocabulary lies in registers, 8 codes a thread: 1,024 codes in 7.5 us at 128 rows, while
-a single warp with 32 a thread, which needs no shared memory, takes 8.8, and 4 a thread 8.1 (H200). Nothing is sorted:
-the edges of top-k and of the nucleus come from bisecting the scores, in about 9 passes that count (or weigh) the
-codes at or above a score, and usually one more look at what is between the last two. Counts and masses are integers,
-whose sums are exact in any order.
+A program draws one row. The vocabulary is kept in registers, 8 codes a thread: 1,024 codes take 7.5
+us at 128 rows. A single warp with 32 codes a thread, which needs no shared memory, takes 8.8, and 4
+codes a thread 8.1 (H200). There is no sort: the thresholds of top-k and of the nucleus come from
+bisecting the scores, in about 9 passes that count (or weigh) the codes at or above a score, and
+usually one more pass over the scores between the last two. Counts and masses are integers, whose
+sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _HIGHEST = tl.constexpr(torch.finfo(torch.float32).max)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNIFORM_BITS = tl.constexpr(UNIFORM_BITS)
-#: Codes a warp holds; Triton blocks have at most 32 warps.
+#: Codes that a warp holds; Triton blocks have at most 32 warps.
 _WARP_CODES = 256
 _MAX_CODES = 32 * 1024
-#: Channels of an embedding that are copied at once.
+#: Channels of an embedding in one copy.
 _COPY_BLOCK = 4096
 
 
 @triton.jit
 def _key(score):
-    """An int32 that orders as the float32 `score` does; the two zeros, which are equal, get one key."""
+    """An int32 in the order of the float32 `score`; both zeros have the same key."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -44,7 +45,8 @@ def _score(key):
 def _divided(scores, divisor):
     """`scores / divisor`, correctly rounded: the best score must be the same on every device.
 
-    One correctly rounded reciprocal and a correction (Markstein, 1990) for all, where a division each has a branch.
+    One correctly rounded reciprocal and a correction (Markstein, 1990) serve all; a division each
+    would branch.
     """
     reciprocal = tl.div_rn(1.0, divisor)
     rough = scores * reciprocal
@@ -54,22 +56,24 @@ def _divided(scores, divisor):
 
 @triton.jit
 def _span(scores, low, high):
-    """Least and greatest of the scores in [low, high)."""
+    """Minimum and maximum of the scores in [low, high)."""
     inside = (scores >= low) & (scores < high)
-    least = tl.min(tl.where(inside, scores, float("inf")))
-    return least, tl.max(tl.where(inside, scores, float("-inf")))
+    lowest = tl.min(tl.where(inside, scores, float("inf")))
+    return lowest, tl.max(tl.where(inside, scores, float("-inf")))
 
 
 @triton.jit
 def _edge(scores, weights, bottom, top, limit):
     """The score of the codes that cross `limit`, and the weight above them.
 
-    In falling order of scores, the weight of all codes above the edge is at most `limit`, with those at it, more.
-    `bottom` is at most the edge and `top` the best score; `weights` are int32.
+    In falling order of scores, the weight of all codes above the edge is at most `limit`; with
+    those at it, it is more. `bottom` is at most the edge and `top` the best score; `weights` are
+    int32.
     """
     above = tl.full((), 0, tl.int32)
-    # By the upper half of the keys, which is all of a bfloat16 logit without penalty. The edge is mostly near the top:
-    # 256 keys are a factor of 4, and 8 passes more; beyond them there are 2**16, and 16 passes.
+    # First by the upper half of the keys, which is all of a bfloat16 logit without penalty. The
+    # edge is mostly near the top: 256 keys span a factor of 4 and take 8 passes; beyond them 2**16
+    # keys take 16.
     low = _key(bottom) >> 16
     high = (_key(top) >> 16) + 1
     reach = tl.full((), 256, tl.int32)
@@ -81,30 +85,32 @@ def _edge(scores, weights, bottom, top, limit):
         high = tl.where(is_over, high, middle)
         above = tl.where(is_over, above, weight)
         reach = tl.where(is_over, reach, tl.minimum(reach * 16, 65536))
-    # Between the scores that are left: usually one. Each pass drops at least the least or the greatest of them.
+    # Then among the remaining scores, usually one. Each pass drops at least their minimum or
+    # maximum.
     low_score = _score(low << 16)
     high_score = _score(high << 16)
-    least, greatest = _span(scores, low_score, high_score)
-    while least < greatest:
-        upper_key = _key(greatest)
-        middle_score = _score(upper_key - ((upper_key - _key(least)) >> 1))
+    lowest, highest = _span(scores, low_score, high_score)
+    while lowest < highest:
+        upper_key = _key(highest)
+        middle_score = _score(upper_key - ((upper_key - _key(lowest)) >> 1))
         weight = tl.sum(tl.where(scores >= middle_score, weights, 0))
         is_over = weight > limit
         low_score = tl.where(is_over, middle_score, low_score)
         high_score = tl.where(is_over, high_score, middle_score)
         above = tl.where(is_over, above, weight)
-        least, greatest = _span(scores, low_score, high_score)
-    return least, above
+        lowest, highest = _span(scores, low_score, high_score)
+    return lowest, above
 
 
 @triton.jit
 def _nucleus(scores, masses, bottom, top, top_p):
-    """`masses` without those of the codes that in falling order have more than `top_p` of the mass before them."""
-    # Units of 2**-30 of the total: the sum fits int32, and 1024 roundings are off by 1e-6 at most.
+    """`masses` without codes that, in falling order, have over `top_p` of the mass before them."""
+    # In units of 2**-30 of the total the sum fits int32, and 1024 roundings are off by at most
+    # 1e-6.
     units = (masses * (1073741824.0 / tl.sum(masses))).to(tl.int32)
     limit = (((top_p * 4294967296.0).to(tl.int64) * tl.sum(units).to(tl.int64)) >> 32).to(tl.int32)
     edge, above = _edge(scores, units, bottom, top, limit)
-    # Of the codes at the edge, the lower come first: code n of them has n times their mass more before it.
+    # Ties at the edge are kept in index order: the n-th has n times its own mass before it.
     is_edge = scores == edge
     edge_unit = tl.max(tl.where(is_edge, units, 0))
     kept_at_edge = (limit - above) // edge_unit + 1
@@ -114,11 +120,12 @@ def _nucleus(scores, masses, bottom, top, top_p):
 
 @triton.jit
 def _sampled(scores, top, temperature, top_p, top_k, u_fixed, V: tl.constexpr):
-    """The code of a row that is not greedy; `u_fixed` is the uniform times 2**24."""
+    """The code of a row that is not greedy; `u_fixed` is its uniform times 2**24."""
     bottom = tl.full((), _LOWEST, tl.float32)
     if (top_k > 0) & (top_k < V):
         bottom, _ = _edge(scores, tl.full(scores.shape, 1, tl.int32), bottom, top, top_k.to(tl.int32) - 1)
-    # Within these bounds neither the rate nor 0 times it overflows, and differences beyond them are out of reach.
+    # Within these bounds neither the rate nor 0 times it overflows; beyond them the result does not
+    # change.
     rate = _LOG2_E / tl.minimum(tl.maximum(temperature, 1e-30), 1e30)
     masses = tl.where(scores >= bottom, tl.exp2((scores - top) * rate), 0.0)
     if (top_p > 0) & (top_p < 1):
@@ -165,7 +172,7 @@ def _draw_kernel(
         scores = tl.where(is_seen, penalised, scores)
     scores = tl.where(scores == scores, scores, _LOWEST)
     scores = tl.minimum(tl.maximum(scores, _LOWEST), _HIGHEST)
-    # Below every threshold, and without mass.
+    # Codes beyond the vocabulary are below every threshold and have no mass.
     scores = tl.where(exists, scores, float("-inf"))
 
     top = tl.max(scores)
@@ -183,7 +190,9 @@ def _draw_kernel(
 
 
 def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None) -> Tensor:
-    """`reference.draw`, to the precision of float32: a uniform within 1e-5 of a code's edge may give its neighbour."""
+    """`reference.draw`, but a uniform within 1e-5 of a code's edge may give its neighbour
+    (float32).
+    """
     return _launch(logits_BV, args, noise, slot, None, seen_BV)[0]
 
 
