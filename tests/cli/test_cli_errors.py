@@ -336,8 +336,8 @@ def test_an_unexpected_exception_is_called_a_bug(monkeypatch: pytest.MonkeyPatch
 def test_debug_adds_the_traceback(options: list[str], traceback: bool) -> None:
     script = """
 import sys
-from hocket.cli.app import app as cli
-from hocket.cli.app import say as cli_say
+from hocket.cli import app as cli
+from hocket.cli import say as cli_say
 def fail(**_): raise RuntimeError("boom")
 cli_say._request = fail
 cli.main()
