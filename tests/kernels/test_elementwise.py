@@ -14,7 +14,15 @@ pytest.importorskip("triton")
 from hocket.kernels.gpu import elementwise
 from hocket.kernels.reference import talker as reference
 from hocket.kernels.types import Rows8
-from tests.support.close import assert_close, assert_fp8_close, assert_fp8_equal, some_product
+from tests.support.close import (
+    assert_close,
+    assert_equal,
+    assert_fp8_close,
+    assert_fp8_equal,
+    rows8,
+    some_product,
+    tensor,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -74,7 +82,7 @@ def test_many_rows_share_a_program(device: torch.device, monkeypatch: pytest.Mon
     x = _some((11, 1300), torch.bfloat16, device)
     few = elementwise.silu(x)
     monkeypatch.setattr(elementwise, "_MANY", 1)
-    assert torch.equal(elementwise.silu(x), few)
+    assert_equal(elementwise.silu(x), few)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # of the interpreter
@@ -88,13 +96,13 @@ def test_gelu_from_one_end_to_the_other(device: torch.device) -> None:
     """Against float64, to a few roundings of float32 where the result is more than its tail."""
     x = torch.cat((torch.linspace(-12.0, 12.0, 20_001), torch.tensor([0.0, 1e-30, -1e-30, 1e4, -1e4, 3e38, -3e38])))
     exact = torch.nn.functional.gelu(x.double())
-    error = (elementwise.gelu(x.to(device)).cpu().double() - exact).abs()
+    error = (tensor(elementwise.gelu(x.to(device))).cpu().double() - exact).abs()
     assert (error <= 2e-6 * exact.abs() + 1e-8 * (x < -3)).all()
 
 
 def test_rows_may_lie_apart(device: torch.device) -> None:
     x = _some((6, 90), torch.bfloat16, device)[:, 3:53]
-    assert torch.equal(elementwise.gelu(x), elementwise.gelu(x.contiguous()))
+    assert_equal(elementwise.gelu(x), elementwise.gelu(x.contiguous()))
     assert_fp8_equal(elementwise.gelu(x, True), elementwise.gelu(x.contiguous(), True))
 
 
@@ -111,9 +119,8 @@ def test_quantize_rows_is_exact(width: int, dtype: torch.dtype, device: torch.de
     x_MK[3] = 0.0
     x_MK[5, 0] = 1e9
     _assert_quantized_exactly(x_MK)
-    rows8 = reference.quantize_rows(x_MK)
     # A row's largest becomes e4m3's, whatever its size.
-    largest = rows8.values.float().abs().amax(1)
+    largest = reference.quantize_rows(x_MK).values.float().abs().amax(1)
     assert largest.tolist() == [448.0] * 3 + [0.0] + [448.0] * 8
 
 
@@ -121,16 +128,16 @@ def test_rows_too_small_for_a_scale_stay_finite(device: torch.device) -> None:
     """The inverse of their scale would be infinite."""
     x_MK = torch.tensor([[1.0e-42, -5.0e-43], [4.0e-36, 0.0], [0.0, 6.0e-36]], device=device)
     _assert_quantized_exactly(x_MK)
-    rows8 = elementwise.quantize_rows(x_MK)
-    back = rows8.values.float() * rows8.scales
+    found = elementwise.quantize_rows(x_MK)
+    back = found.values.float() * found.scales
     torch.testing.assert_close(back, x_MK, rtol=2.0**-4, atol=2.0**-126 * 2.0**-9)
 
 
 def test_fp8_rows_do_not_depend_on_neighbours(device: torch.device) -> None:
     gate_up = _some((40, 48), torch.bfloat16, device)
     places = torch.randperm(40, generator=torch.Generator().manual_seed(1)).to(device)
-    rows8 = elementwise.silu_mul(gate_up, True)
-    expected = Rows8(rows8.values.view(torch.uint8)[places].view(torch.float8_e4m3fn), rows8.scales[places])
+    found = rows8(elementwise.silu_mul(gate_up, True))
+    expected = Rows8(found.values.view(torch.uint8)[places].view(torch.float8_e4m3fn), found.scales[places])
     assert_fp8_equal(elementwise.silu_mul(gate_up[places], True), expected)
 
 

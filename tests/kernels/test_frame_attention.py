@@ -108,12 +108,12 @@ def test_depth_rows_that_lie_apart(device: torch.device) -> None:
 
 def _frame(
     rows: int, heads: int, groups: int, size: int, positions: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[tuple[Tensor, Tensor, float, Tensor, Tensor], Tensor, Tensor]:
     """What all positions of a frame share: weights, eps, tables, and a cache that nothing has been written to."""
     tables = half_rope_tables(torch.arange(positions, device=device), size, 1e6, dtype)
     q_weight, k_weight = (1 + 0.2 * _some((size,), dtype, device, seed) for seed in (7, 8))
     keys, values = (_nans((rows, positions, groups, size), dtype, device) for _ in range(2))
-    return q_weight, k_weight, 1e-6, tables.cos, tables.sin, keys, values
+    return (q_weight, k_weight, 1e-6, tables.cos, tables.sin), keys, values
 
 
 @both
@@ -126,7 +126,7 @@ def test_frame_attention(
 ) -> None:
     """Position after position: the twin's outputs on the twin's cache, and the same cache."""
     rows = 2
-    *shared, expected_keys, expected_values = _frame(rows, heads, groups, size, positions, dtype, device)
+    shared, expected_keys, expected_values = _frame(rows, heads, groups, size, positions, dtype, device)
     keys, values = expected_keys.clone(), expected_values.clone()
     starts = [0, *range(first, min(positions, first + 3)), *([positions - 1] if positions > first + 3 else [])]
     for start in starts:
@@ -148,7 +148,7 @@ def test_frame_attention(
 
 def test_frame_keys_are_rounded_as_the_twin_rounds(device: torch.device) -> None:
     """The norm, its weight, both products and their sum each to bfloat16."""
-    *shared, expected_keys, expected_values = _frame(3, 2, 2, 64, 2, torch.bfloat16, device)
+    shared, expected_keys, expected_values = _frame(3, 2, 2, 64, 2, torch.bfloat16, device)
     keys, values = expected_keys.clone(), expected_values.clone()
     qkv_BTE = _some((3, 2, 6 * 64), torch.bfloat16, device, 0)
     reference.frame_attention(qkv_BTE, *shared, expected_keys, expected_values, 0)
@@ -158,7 +158,7 @@ def test_frame_keys_are_rounded_as_the_twin_rounds(device: torch.device) -> None
 
 
 def test_frame_attention_of_a_product_that_is_not_scaled_yet(device: torch.device) -> None:
-    *shared, keys, values = _frame(2, 4, 2, 16, 3, torch.bfloat16, device)
+    shared, keys, values = _frame(2, 4, 2, 16, 3, torch.bfloat16, device)
     product_BTE = 50 * _some((2, 2, 8 * 16), torch.bfloat16, device, 0)
     rows_BT1, columns_E = (_some(shape, torch.float32, device, 1).abs() / 7 for shape in ((2, 2, 1), (8 * 16,)))
     for bias_E in (None, _some((8 * 16,), torch.bfloat16, device, 2)):
@@ -169,7 +169,7 @@ def test_frame_attention_of_a_product_that_is_not_scaled_yet(device: torch.devic
 
 def test_frame_rows_keep_their_bits(device: torch.device) -> None:
     rows, heads, groups, size = 6, 4, 2, 24
-    *shared, keys, values = _frame(rows, heads, groups, size, 9, torch.bfloat16, device)
+    shared, keys, values = _frame(rows, heads, groups, size, 9, torch.bfloat16, device)
     keys[:, :7], values[:, :7] = (_some((rows, 7, groups, size), torch.bfloat16, device, seed) for seed in (0, 1))
     qkv_BTE = _some((rows, 1, (heads + 2 * groups) * size), torch.bfloat16, device, 2)
     order_B = torch.tensor([3, 5, 1], device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -14,7 +15,15 @@ pytest.importorskip("triton")
 from hocket.kernels.gpu import norms
 from hocket.kernels.reference import talker as reference
 from hocket.kernels.types import Rows8
-from tests.support.close import assert_close, assert_fp8_close, assert_fp8_equal, some_product
+from tests.support.close import (
+    assert_close,
+    assert_equal,
+    assert_fp8_close,
+    assert_fp8_equal,
+    rows8,
+    some_product,
+    tensor,
+)
 
 EPS = 1e-5
 #: Rows that share a program, several programs of such, rows that fill their pieces or do not, one of two warps.
@@ -107,21 +116,22 @@ def test_a_product_is_scaled_as_it_is_added(
     delta = some_product(shape, dtype, device, bias=has_bias, seed=0)
     x, weight_D, bias_D = (_some(s, dtype, device, i) for i, s in enumerate((shape, width, width)))
     stream, scale_D = _some(shape, torch.float32, device, 3), _some(width, torch.float32, device, 4)
-    for add, first, rest in (
+    adds: list[tuple[Callable[..., tuple[Tensor, Tensor | Rows8]], Tensor, tuple[Tensor | float, ...]]] = [
         (norms.add_rms_norm, x, (weight_D, EPS)),
         (norms.add_layer_norm, x, (weight_D, bias_D, EPS)),
         (norms.scaled_add_layer_norm, stream, (scale_D, weight_D.float(), bias_D.float(), EPS)),
-    ):
+    ]
+    for add, first, rest in adds:
         for found, twin in zip(add(first, delta, *rest), add(first, delta.plain(), *rest), strict=True):
             if dtype == torch.bfloat16:
-                assert torch.equal(found, twin)
+                assert_equal(found, twin)
             else:
                 torch.testing.assert_close(found, twin, rtol=1e-6, atol=1e-6)
         found8, twin8 = add(first, delta, *rest, True)[1], add(first, delta.plain(), *rest, True)[1]
         if dtype == torch.bfloat16:
             assert_fp8_equal(found8, twin8)
         else:
-            torch.testing.assert_close(found8.scales, twin8.scales, rtol=1e-6, atol=0.0)
+            torch.testing.assert_close(rows8(found8).scales, rows8(twin8).scales, rtol=1e-6, atol=0.0)
     assert torch.equal(norms.scaled_add(stream, delta, scale_D), norms.scaled_add(stream, delta.plain(), scale_D))
 
 
@@ -131,7 +141,7 @@ def test_a_large_mean_does_not_cancel(device: torch.device) -> None:
     weight_D, bias_D = torch.ones(96, device=device), torch.zeros(96, device=device)
     expected = F.layer_norm(x.double(), (96,), weight_D.double(), bias_D.double(), EPS).float()
     normed = norms.layer_norm_to(x, weight_D, bias_D, EPS, torch.float32)
-    torch.testing.assert_close(normed, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(tensor(normed), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_may_lie_apart(device: torch.device) -> None:
@@ -150,22 +160,22 @@ def test_a_row_keeps_its_bits_wherever_it_is(width: int, dtype: torch.dtype, dev
     places = torch.randperm(12, generator=torch.Generator().manual_seed(3)).to(device)
     among_nan = torch.full_like(x, float("nan"))
     among_nan[:1] = x[:1]
-    for norm in (
+    kinds: list[Callable[..., tuple[Tensor, Tensor | Rows8]]] = [
         partial(norms.add_rms_norm, weight_D=weight_D, eps=EPS),
         partial(norms.add_layer_norm, weight_D=weight_D, bias_D=bias_D, eps=EPS),
-    ):
-        normed = norm(x, None)[1]
-        assert torch.equal(norm(x[places], None)[1], normed[places])
-        assert torch.equal(norm(x[:1], None)[1], normed[:1])
-        assert torch.equal(norm(among_nan, None)[1][:1], normed[:1])
-        normed8 = norm(x, None, to_fp8=True)[1]
-        alone8 = norm(among_nan, None, to_fp8=True)[1]
+    ]
+    for norm in kinds:
+        normed = tensor(norm(x, None)[1])
+        assert_equal(norm(x[places], None)[1], normed[places])
+        assert_equal(norm(x[:1], None)[1], normed[:1])
+        assert torch.equal(tensor(norm(among_nan, None)[1])[:1], normed[:1])
+        normed8, alone8 = (rows8(norm(rows, None, to_fp8=True)[1]) for rows in (x, among_nan))
         assert_fp8_equal(Rows8(alone8.values[:1], alone8.scales[:1]), Rows8(normed8.values[:1], normed8.scales[:1]))
 
 
 def test_no_rows(device: torch.device) -> None:
     x, weight_D = torch.empty(0, 8, device=device), torch.ones(8, device=device)
-    assert norms.add_rms_norm(x, None, weight_D, EPS)[1].shape == (0, 8)
+    assert tensor(norms.add_rms_norm(x, None, weight_D, EPS)[1]).shape == (0, 8)
 
 
 # ---- the RMS norm of a float32 stream
@@ -178,9 +188,9 @@ def test_scaled_add_rms_norm(shape: tuple[int, ...], dtype: torch.dtype, device:
     x, delta = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device) for seed in (1, 2))
     scale_D, weight_D = (torch.rand(shape[-1], generator=torch.Generator().manual_seed(s)).to(device) for s in (3, 4))
     before = x.clone()
-    for joins in ((delta.to(dtype), scale_D), (None, None)):
-        total, normed = norms.scaled_add_rms_norm(x, *joins, weight_D, 1e-5, dtype)
-        wanted_total, wanted = reference.scaled_add_rms_norm(x, *joins, weight_D, 1e-5, dtype)
+    for joining, scale in ((delta.to(dtype), scale_D), (None, None)):
+        total, normed = norms.scaled_add_rms_norm(x, joining, scale, weight_D, 1e-5, dtype)
+        wanted_total, wanted = reference.scaled_add_rms_norm(x, joining, scale, weight_D, 1e-5, dtype)
         assert_close(total, wanted_total)
         assert_close(normed, wanted)
     assert torch.equal(x, before)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hocket.kernels import ops
+from tests.support.close import assert_equal
 
 OPERATIONS = [value for value in vars(ops).values() if isinstance(value, ops.Operation)]
 each = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -34,7 +35,7 @@ def test_operations_have_the_names_of_their_functions(operation: ops.Operation[A
 
 def test_keywords_and_defaults_work() -> None:
     x = torch.randn(2, 3)
-    assert torch.equal(ops.silu(x, to_fp8=False), ops.silu(x))
+    assert_equal(ops.silu(x, to_fp8=False), ops.silu(x))
 
 
 def test_a_cpu_runs_its_column_whatever_the_mode() -> None:
@@ -59,7 +60,9 @@ def test_a_forced_column_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    double = ops.Operation(column("reference"), column("cpu"), "operator:neg")
+    double: ops.Operation[torch.Tensor, ..., torch.Tensor] = ops.Operation(
+        column("reference"), column("cpu"), "operator:neg"
+    )
     for name in ("reference", "cpu"):
         monkeypatch.setattr(ops, "column_of", lambda _, name=name: name)
         assert double(torch.ones(1), by=2).item() == 2.0

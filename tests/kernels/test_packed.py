@@ -9,8 +9,8 @@ from hocket.kernels.types import Packed, RingWindow
 
 
 def packed(rows: list[int], starts: list[int], counts: list[int], firsts: list[int], frames: int) -> Packed:
-    numbers = (torch.tensor(x) for x in (rows, starts, counts, firsts))
-    return Packed(*numbers, frames=frames, max_frames=max(counts))
+    rows_S, starts_S, counts_S, firsts_S = (torch.tensor(x) for x in (rows, starts, counts, firsts))
+    return Packed(rows_S, starts_S, counts_S, firsts_S, frames, max(counts))
 
 
 @pytest.mark.parametrize(

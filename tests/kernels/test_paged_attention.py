@@ -60,14 +60,14 @@ class Case:
 
     def plain(self) -> list[Tensor]:
         """The outputs of the other columns."""
-        *tensors, plan, scales_NGR2 = self.arguments()
+        q, keys, values, plan, scales = self.arguments()
         lengths = tuple((self.starts_B + self.counts_B).tolist())
         alone = replace(plan, batch=replace(plan.batch, lengths=lengths))
         attention = ops.paged_attention
         return [
-            attention.reference(*tensors, plan, scales_NGR2),
-            attention.cpu(*tensors, plan, scales_NGR2),
-            attention.cpu(*tensors, alone, scales_NGR2),
+            attention.reference(q, keys, values, plan, scales),
+            attention.cpu(q, keys, values, plan, scales),
+            attention.cpu(q, keys, values, alone, scales),
         ]
 
 

@@ -55,7 +55,7 @@ def test_pair_turns(tokens_per_frame: int, size: int, device: torch.device) -> N
 
     actual = of_streams(ring_append.pair_turns(*arguments), tokens_per_frame)
     # Frequencies differ by up to two roundings, which the position multiplies.
-    off = (actual - of_streams(expected, tokens_per_frame)).abs().unflatten(1, (-1, 2)).amax(-1)
+    off = torch.unflatten((actual - of_streams(expected, tokens_per_frame)).abs(), 1, (-1, 2)).amax(-1)
     assert (off <= 1e-6 + 3e-7 * angles).all()
 
 

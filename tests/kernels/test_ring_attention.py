@@ -74,7 +74,7 @@ def unturned(q_MHK: Tensor) -> tuple[Tensor, Tensor]:
 
 def by_stream(out_MD: Tensor, streams: int) -> Tensor:
     """[B, T, D]"""
-    return out_MD.unflatten(0, (streams, -1))
+    return torch.unflatten(out_MD, 0, (streams, -1))
 
 
 def check(streams: Streams, starts: list[int], tokens: int, context: int) -> None:
@@ -167,9 +167,8 @@ def test_chunks_equal_the_whole(device: torch.device, chunks: list[int]) -> None
         outputs.append(ring_attention(*streams.arguments([start], tokens, context)))
         start += tokens
     age = torch.arange(total, device=device)[:, None] - torch.arange(total, device=device)
-    whole = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (streams.q, streams.k, streams.v)), attn_mask=(age >= 0) & (age < context)
-    )
+    q, k, v = (x.transpose(1, 2) for x in (streams.q, streams.k, streams.v))
+    whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(age >= 0) & (age < context))
     torch.testing.assert_close(torch.cat(outputs), whole[0].transpose(0, 1).flatten(1), rtol=2e-5, atol=2e-5)
 
 

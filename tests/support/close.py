@@ -8,10 +8,23 @@ from torch import Tensor
 from hocket.kernels.types import Rows8, Scaled
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
+def tensor(x: Tensor | Rows8) -> Tensor:
+    """A result that has not been rounded to 8 bits."""
+    assert isinstance(x, Tensor)
+    return x
+
+
+def rows8(x: Tensor | Rows8) -> Rows8:
+    """A result that has been rounded to 8 bits."""
+    assert isinstance(x, Rows8)
+    return x
+
+
+def assert_close(found: Tensor | Rows8, wanted: Tensor | Rows8) -> None:
     """float32: to a few roundings of the largest element. bfloat16: equal, but for one element in a hundred that a last
     bit of float32 has pushed over a tie; a rounding in the wrong place changes every fifth.
     """
+    actual, expected = tensor(found), tensor(wanted)
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     wide, expected_wide = actual.float(), expected.float()
@@ -23,8 +36,9 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
         assert int((actual != expected).sum()) <= 1 + actual.numel() // 100
 
 
-def assert_fp8_close(actual: Rows8, expected: Rows8) -> None:
+def assert_fp8_close(found: Tensor | Rows8, wanted: Tensor | Rows8) -> None:
     """Equal scales (to a bfloat16 rounding of the largest element) and rows to one step of e4m3."""
+    actual, expected = rows8(found), rows8(wanted)
     assert actual.values.dtype == expected.values.dtype == torch.float8_e4m3fn
     assert actual.values.shape == expected.values.shape
     assert actual.scales.dtype == torch.float32
@@ -33,7 +47,12 @@ def assert_fp8_close(actual: Rows8, expected: Rows8) -> None:
     assert (_ordinal(actual.values) - _ordinal(expected.values)).abs().max() <= 1
 
 
-def assert_fp8_equal(actual: Rows8, expected: Rows8) -> None:
+def assert_equal(actual: Tensor | Rows8, expected: Tensor | Rows8) -> None:
+    assert torch.equal(tensor(actual), tensor(expected))
+
+
+def assert_fp8_equal(found: Tensor | Rows8, wanted: Tensor | Rows8) -> None:
+    actual, expected = rows8(found), rows8(wanted)
     assert torch.equal(actual.scales.cpu(), expected.scales.cpu())
     assert torch.equal(actual.values.view(torch.uint8).cpu(), expected.values.view(torch.uint8).cpu())
 

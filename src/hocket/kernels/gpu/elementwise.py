@@ -108,16 +108,16 @@ def _fp8_kernel(
     inputs = ()
     for piece in tl.static_range(PIECES):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
-        inputs += (_inputs(x_ptr, x_stride, rows, columns, rows_exist & columns_exist, ACTIVATION, WIDTH),)
+        inputs += (_inputs(x_ptr, x_stride, rows, columns, rows_exist & columns_exist, ACTIVATION, WIDTH),)  # type: ignore[assignment]
     pieces = ()
     for piece in tl.static_range(PIECES):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
-        x, up = inputs[piece]
+        x, up = inputs[piece]  # type: ignore[var-annotated]
         out = _activated(
             x, up, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist,
             ACTIVATION, tl.float32, WIDTH,
         )  # fmt: skip
-        pieces += (out,)
+        pieces += (out,)  # type: ignore[assignment]
     store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH, BLOCK)
 
 
@@ -158,7 +158,9 @@ def gelu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
 
 def quantize_rows(x: Tensor) -> Rows8:
     """`reference.quantize_rows`."""
-    return _activate(x, "", x.shape[-1], True)
+    rows8 = _activate(x, "", x.shape[-1], True)
+    assert isinstance(rows8, Rows8)
+    return rows8
 
 
 def _activate(x: Tensor | Scaled, activation: str, width: int, to_fp8: bool) -> Tensor | Rows8:

@@ -62,7 +62,7 @@ def _sum_rows(
             x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, x_stride, delta_stride,
             rows, columns, rows_exist, columns_exist,
         )  # fmt: skip
-        pieces += (x,)
+        pieces += (x,)  # type: ignore[assignment]
     if delta_ptr is not None:
         store_rows(total_ptr, None, pieces, rows, rows_exist, WIDTH, BLOCK)
     return pieces
@@ -88,7 +88,7 @@ def _rms_norm_kernel(
     normed = ()
     for piece in tl.static_range(PIECES):
         # The norm is rounded before the weight multiplies.
-        normed += (rounded(rounded(pieces[piece] * rstd, dtype) * weights[piece], dtype),)
+        normed += (rounded(rounded(pieces[piece] * rstd, dtype) * weights[piece], dtype),)  # type: ignore[assignment]
     store_rows(out_ptr, scale_ptr, normed, rows, rows_exist, WIDTH, BLOCK)
 
 
@@ -116,11 +116,11 @@ def _layer_norm_kernel(
         _, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
         x = tl.where(columns_exist, pieces[piece] - mean, 0.0)
         squares += x * x
-        centred += (x,)
+        centred += (x,)  # type: ignore[assignment]
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / WIDTH + eps)
     normed = ()
     for piece in tl.static_range(PIECES):
-        normed += (rounded(centred[piece] * rstd * weights[piece] + offsets[piece], DTYPE),)
+        normed += (rounded(centred[piece] * rstd * weights[piece] + offsets[piece], DTYPE),)  # type: ignore[assignment]
     store_rows(out_ptr, scale_ptr, normed, rows, rows_exist, WIDTH, BLOCK)
 
 
@@ -130,7 +130,7 @@ def _vector(ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     pieces = ()
     for piece in tl.static_range((WIDTH + BLOCK - 1) // BLOCK):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
-        pieces += (tl.load(ptr + columns, mask=columns_exist, other=0.0).to(tl.float32),)
+        pieces += (tl.load(ptr + columns, mask=columns_exist, other=0.0).to(tl.float32),)  # type: ignore[assignment]
     return pieces
 
 
@@ -243,6 +243,7 @@ def scaled_add(x: Tensor, delta: Tensor | Scaled, scale_D: Tensor) -> Tensor:
         x_MD, *deltas, scale_D, total, *strides, count,
         WIDTH=width, ROWS=rows, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
+    assert total is not None  # there is a delta
     return total
 
 

@@ -60,14 +60,11 @@ def paged_attention(
         found = q_BTHK.new_empty((batch, heads, splits, size), dtype=torch.float32)
         weights = q_BTHK.new_empty((batch, heads, splits), dtype=torch.float32)
     size_padded = max(16, triton.next_power_of_2(size))
-    if scales_NGR2 is None:
-        attend, kept = _attend, (keys_NRGK, values_NRGK)
-    else:
+    attend, kept = _attend, [keys_NRGK, values_NRGK]
+    if scales_NGR2 is not None:
         # Two channels are loaded as one integer, and so are the scales of a key and its value.
-        attend, kept = (
-            _attend_fp8,
-            (keys_NRGK.view(torch.int16), values_NRGK.view(torch.int16), scales_NGR2.view(torch.int32)),
-        )
+        attend = _attend_fp8
+        kept = [keys_NRGK.view(torch.int16), values_NRGK.view(torch.int16), scales_NGR2.view(torch.int32)]
     attend[(groups, tiles * splits, batch)](
         q_BTHK, *kept, page_table_BP, starts_B, counts_B, found, weights,
         rows, page_table_BP.stride(0), size**-0.5 * math.log2(math.e),
