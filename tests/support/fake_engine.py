@@ -106,7 +106,7 @@ class FakeSpeaker:
     max_waiting: int = 1000
     text_front: TextNormalizer | None = None
     segment_characters: int | None = None
-    #: How long a chunk waits for each frame of the one before it, and the first for its prompt.
+    #: How long a chunk waits for each frame of the one before it, and the first for its prompt; the end waits for none.
     frame_seconds: float = 0.0
     prefill_seconds: float = 0.0
     #: Frames of each chunk; the last size repeats.
@@ -218,7 +218,8 @@ class FakeSpeaker:
         samples_CS = self.sound(info, speaking.request, speaking.frames_made, count)
         speaking.chunks_made += 1
         speaking.frames_made += count
-        heapq.heappush(self._due, (now + count * self.frame_seconds, name))
+        is_last = speaking.frames_made == speaking.frames
+        heapq.heappush(self._due, (now + (0.0 if is_last else count * self.frame_seconds), name))
         made_CS = to_int16(samples_CS) if self.samples == "int16" else samples_CS
         return AudioChunk(name, made_CS, self.sample_rate, np.zeros((count, 4), np.int64))
 
