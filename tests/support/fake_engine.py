@@ -1,7 +1,8 @@
-"""The one fake engine, for tests and benchmarks of what lies around an engine: it speaks tones and computes nothing.
+"""The one fake engine, for tests and benchmarks of what lies around an engine: it speaks tones and
+computes nothing.
 
-FakeEngine    driven step by step, as `hocket.engine.engine.Engine` is
-FakePool      the same behind the calls of `hocket.worker.pool.EnginePool`, on the running event loop
+FakeEngine    driven step by step, as `hocket.engine.engine.Engine` is FakePool      the same behind
+the calls of `hocket.worker.pool.EnginePool`, on the running event loop
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -106,7 +108,8 @@ class FakeSpeaker:
     max_waiting: int = 1000
     text_front: TextNormalizer | None = None
     segment_characters: int | None = None
-    #: How long a chunk waits for each frame of the one before it, and the first for its prompt; the end waits for none.
+    #: How long a chunk waits for each frame of the one before it, and the first for its prompt; the
+    #: end waits for none.
     frame_seconds: float = 0.0
     prefill_seconds: float = 0.0
     #: Frames of each chunk; the last size repeats.
@@ -133,7 +136,7 @@ class FakeSpeaker:
     #: A heap of when a request's next chunk is due, and its id.
     _due: list[tuple[float, str]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def described(self) -> EngineInfo:
         return fake_info(
             sample_rate=self.sample_rate,
