@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its configuration and weight table alone: no weights are read."""
+"""Describes a checkpoint from its configuration and weight table, without reading weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ Fact = str | int | float
 
 
 def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> dict[str, Fact]:
-    """Facts about the checkpoint `model` (folder or hub id; the built-in one when None), in the order to print them.
+    """Facts about the checkpoint `model` (folder or hub id; the built-in one when None), in the
+    order to print them.
 
-    `parameters_*` are counts, tied copies not counted; `weight_bytes` is what they take in memory at `dtype` (a codec
-    keeps norms and quantizer in float32). A talker is followed by its codec as `codec_*`, and by `total_*` of both; a
-    codec that is named but cannot be fetched is a line that says so. With `rows`, `memory_*` is the plan that an engine
-    of so many rows follows. Raises CheckpointError, ConfigError.
+    `parameters_*` are counts, tied copies not counted; `weight_bytes` is what they take in memory
+    at `dtype` (a codec keeps norms and quantizer in float32). A talker is followed by its codec as
+    `codec_*`, and by `total_*` of both; a codec that is named but cannot be fetched is a line that
+    says so. With `rows`, `memory_*` is the plan that an engine of so many rows follows. Raises
+    CheckpointError, ConfigError.
     """
     folder = builtin_model() if model is None else resolve_checkpoint(model)
     kind, raw = checkpoint_kind(folder)

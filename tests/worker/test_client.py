@@ -97,7 +97,9 @@ def tone(seconds: float, rate: int, channels: int = 1) -> AudioArray:
 
 
 def streamed(engine: Engine, request: SpeechRequest) -> Speech:
-    """As `generate`, in the chunks of a stream: with other shapes, the last bits of samples are others."""
+    """As `generate`, in the chunks of a stream: with other shapes, the last bits of samples are
+    others.
+    """
     return joined(list(engine.stream(request)))
 
 
@@ -211,7 +213,8 @@ def test_cancel_frees_the_row_within_two_steps(endpoint: str, engine: Engine) ->
         rest = [chunk async for chunk in stream]
         assert rest[-1].end is not None
         assert rest[-1].end.finish_reason == "cancelled"
-        # What the worker counts while it sends the last chunk: the steps between are those that this request lived.
+        # What the worker counts while it sends the last chunk: the steps between are those that
+        # this request lived.
         while (after := await client.stats()).engine.scheduler.rows_free < CONFIG.rows - 1:
             assert after.engine.steps <= at_cancel.engine.steps + 2
         assert_same(await collect(other), expected)

@@ -337,7 +337,9 @@ def test_16_bit_samples_arrive_as_such() -> None:
 
 
 def test_requests_that_were_cancelled_before_they_were_opened_cost_nothing() -> None:
-    """Where steps are slow, arrivals pile up: those that have left by then must not be worked off one by one."""
+    """Where steps are slow, arrivals pile up: those that have left by then must not be worked off
+    one by one.
+    """
     engine = new_engine(before_step=lambda: time.sleep(0.2), add_seconds=0.02)
 
     async def body(client: EngineClient) -> None:

@@ -1,4 +1,4 @@
-"""The asyncio front end of an engine that runs in a process of its own.
+"""Asyncio client of an engine that runs in a process of its own.
 
     async with await EngineClient.start(EngineSpec()) as client:
         await client.wait_ready()
@@ -6,8 +6,8 @@
             async for chunk in stream:
                 ...
 
-Several front ends may share a worker: one starts it, the others `connect` to its `endpoint`. Not thread-safe: a client
-belongs to its event loop.
+Several front ends may share a worker: one starts it, the others `connect` to its `endpoint`. Not
+thread-safe: a client belongs to its event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hocket.errors import (
     InvalidRequestError,
 )
 from hocket.text.normalize import normalize_request
-from hocket.worker.connection import Link
+from hocket.worker.connection import Connection
 from hocket.worker.messages import (
     HEARTBEAT_SECONDS,
     AskStats,
@@ -60,13 +60,14 @@ _LOG = logging.getLogger("hocket.worker")
 
 State = Literal["starting", "ready", "draining", "down"]
 
-#: Audio that may wait for its listener: 64 MiB are 175 s of 48 kHz stereo.
+#: Audio that may wait for the reader of a stream: 64 MiB are 175 s of 48 kHz stereo.
 BUFFER_BYTES = 64 * 2**20
-#: A worker that gives no sign of life for this long hangs. The longest honest silence is one step of the engine.
+#: A worker without a heartbeat for this long hangs. A healthy worker is silent for one engine step
+#: at most.
 HANG_SECONDS = 30.0
-#: Between the loss of a worker and the first attempt to reach the next.
-_RELINK_SECONDS = 0.1
-#: Texts up to this long are read out at once, in some milliseconds.
+#: Delay between the loss of a worker and the first attempt to reach the next.
+_RECONNECT_SECONDS = 0.1
+#: Texts up to this length are normalized on the event loop: a few milliseconds.
 _SHORT_TEXT_CHARACTERS = 1_000
 
 
@@ -82,33 +83,33 @@ class EngineClient:
         #: Requests that the worker may still send chunks for, by id.
         self._streams: dict[str, SpeechStream] = {}
         self._stats: list[asyncio.Future[Stats]] = []
-        self._names = 0
-        #: Requests whose references are being read.
-        self._reading = 0
-        self._link: Link | None = None
-        #: What the worker said of itself; None while there is none.
+        self._last_id = 0
+        #: Requests whose references are still being prepared.
+        self._preparing = 0
+        self._connection: Connection | None = None
+        #: Sent by the present worker; None while there is none.
         self._ready: Ready | None = None
         self._ever_ready = self._draining = self._worker_drains = self._stopped = False
         self._failure: HocketError | None = None
-        #: Set while `wait_ready` has something to say.
+        #: Set while `wait_ready` can return or raise.
         self._settled = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._heard = False
-        self._open_link()
+        self._all_done = asyncio.Event()
+        self._received = False
+        self._connect()
         self._watch_task = asyncio.create_task(self._watch())
 
     @classmethod
     async def start(
         cls, spec: EngineSpec, *, buffer_bytes: int = BUFFER_BYTES, hang_seconds: float = HANG_SECONDS
     ) -> EngineClient:
-        """Start a worker, and keep one running; `wait_ready` waits until it has loaded its engine.
+        """Start a worker and keep one running; `wait_ready` waits until it has loaded its engine.
 
-        `buffer_bytes` of audio may wait for the reader of a stream. A worker that is silent for `hang_seconds` is
-        killed and replaced. Raises ConfigError.
+        `buffer_bytes` of audio may wait for the reader of a stream. A worker that is silent for
+        `hang_seconds` is killed and replaced. Raises ConfigError.
         """
         supervisor = Supervisor(spec)
         client = cls(supervisor.endpoint, supervisor, buffer_bytes, hang_seconds)
-        supervisor.failure.add_done_callback(lambda failure: client._give_up(failure.result()))
+        supervisor.failure.add_done_callback(lambda failure: client._fail(failure.result()))
         return client
 
     @classmethod
@@ -120,7 +121,9 @@ class EngineClient:
 
     @property
     def state(self) -> State:
-        """`down`: the worker has gone away (another one is on its way), could not be started, or was stopped."""
+        """`down`: the worker was lost (its successor is starting), could not be started, or was
+        stopped.
+        """
         if self._failure is not None or self._stopped or (self._ready is None and self._ever_ready):
             return "down"
         if self._ready is None:
@@ -139,13 +142,13 @@ class EngineClient:
 
     @property
     def open_requests(self) -> int:
-        """Requests of this client that are not over."""
-        return len(self._streams) + self._reading
+        """Open requests of this client."""
+        return len(self._streams) + self._preparing
 
     async def planned(self) -> Planned:
         """Wait for the plan of the worker that this client has started.
 
-        Raises what keeps it from being loaded (ConfigError, CheckpointError), as far as that shows before.
+        Raises the ConfigError or CheckpointError that speaks against loading it.
         """
         assert self._supervisor is not None, "another front end started the worker"
         planned, failure = self._supervisor.planned, self._supervisor.failure
@@ -157,7 +160,7 @@ class EngineClient:
     async def wait_ready(self, timeout_seconds: float | None = None) -> EngineInfo:
         """Wait for a worker that has its engine.
 
-        Raises what it could not be loaded for (ConfigError, CheckpointError), or EngineStoppedError.
+        Raises ConfigError or CheckpointError when it could not be loaded, or EngineStoppedError.
         """
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -169,43 +172,48 @@ class EngineClient:
     async def submit(
         self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
     ) -> SpeechStream:
-        """Send a request to the engine; see `Engine.add`. What the engine has against it, the stream raises.
+        """Send a request to the engine; see `Engine.add`. If the engine refuses it, the stream
+        raises.
 
-        Recordings are read and decoded here, on a thread, and texts are read out, because the worker's one loop must
-        not wait for that, and because front ends can be many. Raises InvalidRequestError, ReferenceAudioError,
-        EngineStoppedError.
+        Recordings are decoded and texts normalized here, because they would hold up the worker's
+        single loop, and because there can be several front ends. Raises InvalidRequestError,
+        ReferenceAudioError, EngineStoppedError.
         """
         if request_id is None:
-            self._names += 1
-            request_id = f"request-{self._names}"
+            self._last_id += 1
+            request_id = f"request-{self._last_id}"
         info = self._serving()
         request = await _spoken(request, info)
-        self._reading += 1
+        self._preparing += 1
         try:
             references = [await _read_reference(reference, info) for reference in request.references]
         finally:
-            self._reading -= 1
-        self._serving()  # it may have changed meanwhile
+            self._preparing -= 1
+        self._serving()  # the state may have changed meanwhile
         if request_id in self._streams:
             raise InvalidRequestError(f"a request {request_id!r} is open already; use another id", param="request_id")
         message = submit_message(request_id, request, references, priority=priority, streaming=streaming)
         return self._open(request_id, message)
 
     async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
-        """Codes [frames, codebooks] of float32 audio at the engine's rate and channels, with all codebooks when None.
+        """Codes [frames, codebooks] of float32 audio at the engine's rate and channels, with all
+        codebooks when None.
 
-        It is done in pieces, beside speech. Raises InvalidRequestError, CapacityError, EngineStoppedError.
+        The engine encodes in pieces, between steps of speech. Raises InvalidRequestError,
+        CapacityError, EngineStoppedError.
         """
         content = PreparedReference(samples_CS, self._serving().sample_rate)
         return np.concatenate([chunk.codes for chunk in await self._convert(content, n_codebooks)])
 
     async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Audio float32 [C, S] of codes of the first N codebooks. In pieces and with the errors of `encode`."""
+        """Audio float32 [C, S] of codes of the first N codebooks. In pieces and with the errors of
+        `encode`.
+        """
         self._serving()
         return to_float32(np.concatenate([chunk.samples for chunk in await self._convert(codes_FN, None)], axis=1))
 
     async def generate(self, request: SpeechRequest, *, priority: int = 0) -> Speech:
-        """Speak `request` and return everything, as `Engine.generate` does. Raises what a stream raises."""
+        """Speak `request` to its end, as `Engine.generate` does. Raises what a stream raises."""
         async with await self.submit(request, priority=priority, streaming=False) as stream:
             chunks = [chunk async for chunk in stream]
         end = chunks[-1].end
@@ -220,22 +228,24 @@ class EngineClient:
         )
 
     async def stats(self) -> Stats:
-        """The engine's numbers, as they are now. Raises EngineStoppedError."""
+        """The engine's current counters. Raises EngineStoppedError."""
         _ = self.info
-        assert self._link is not None
+        assert self._connection is not None
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._stats.append(answer)
-        self._link.send(AskStats())
+        self._connection.send(AskStats())
         return await answer
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Take no new requests and wait for the open ones. Those that take longer are cancelled: then False."""
+        """Accept no new requests and wait for the open ones. At the timeout, cancel them and return
+        False.
+        """
         self._draining = True
         if not self._streams:
             return True
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._quiet.wait()
+                await self._all_done.wait()
         except TimeoutError:
             for stream in list(self._streams.values()):
                 stream.cancel()
@@ -243,12 +253,12 @@ class EngineClient:
         return True
 
     async def stop(self) -> None:
-        """End what is open, and the worker if this client has started it. Idempotent."""
+        """End the open requests, and the worker if this client started it. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
         self._watch_task.cancel()
-        self._lose(EngineStoppedError("the engine has been stopped"))
+        self._end_all(EngineStoppedError("the engine has been stopped"))
         if self._supervisor is not None:
             await self._supervisor.stop()
         await asyncio.gather(self._watch_task, return_exceptions=True)
@@ -264,12 +274,12 @@ class EngineClient:
 
     # ---- the worker comes and goes
 
-    def _open_link(self) -> None:
+    def _connect(self) -> None:
         if not self._stopped and self._failure is None:
-            self._link = Link(self._context, self.endpoint, self._on_message, self._on_lost)
+            self._connection = Connection(self._context, self.endpoint, self._on_message, self._on_lost)
 
     def _on_message(self, message: FromWorker, frames: Sequence[zmq.Frame]) -> None:
-        self._heard = True
+        self._received = True
         if isinstance(message, Chunk):
             self._on_chunk(read_chunk(message, frames))
         elif isinstance(message, Rejected):
@@ -278,7 +288,7 @@ class EngineClient:
             self._worker_drains = message.draining
         elif isinstance(message, Stats):
             answer = self._stats.pop(0)
-            if not answer.done():  # who asked may have left
+            if not answer.done():  # its caller may have been cancelled
                 answer.set_result(message)
         elif isinstance(message, Ready):
             self._ready, self._ever_ready = message, True
@@ -294,39 +304,41 @@ class EngineClient:
         stream.put(chunk)
 
     def _on_lost(self, error: HocketError) -> None:
-        self._lose(error)
-        asyncio.get_running_loop().call_later(_RELINK_SECONDS, self._open_link)
+        self._end_all(error)
+        asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._connect)
 
-    def _lose(self, error: HocketError) -> None:
-        """End everything that hangs on the present worker."""
-        if self._link is not None:
-            self._link.close()
-        self._link = self._ready = None
+    def _end_all(self, error: HocketError) -> None:
+        """Fail all streams and questions of the present worker."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._ready = None
         self._worker_drains = False
         if self._failure is None:
             self._settled.clear()
         streams, self._streams = self._streams, {}
         answers, self._stats = self._stats, []
         for stream in streams.values():
-            stream.fail(type(error)(error.message, param=error.param))  # one each: raising marks an exception
+            # One instance each: raising an exception sets its traceback.
+            stream.fail(type(error)(error.message, param=error.param))
         for answer in answers:
             if not answer.done():
                 answer.set_exception(type(error)(error.message))
-        self._quiet.set()
+        self._all_done.set()
 
-    def _give_up(self, error: HocketError) -> None:
+    def _fail(self, error: HocketError) -> None:
         self._failure = error
-        self._lose(error)
+        self._end_all(error)
         self._settled.set()
 
     async def _watch(self) -> None:
-        """Notice a worker that is there and does nothing."""
+        """Replace a worker that is connected but sends no heartbeats."""
         silent = 0
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            # Turns are counted, not time: after a pause of this process, what it has missed is still to be read.
-            silent = 0 if self._heard or self._ready is None else silent + 1
-            self._heard = False
+            # Counts turns and not time: after a pause of this process, the messages of the pause
+            # are still unread.
+            silent = 0 if self._received or self._ready is None else silent + 1
+            self._received = False
             if silent * HEARTBEAT_SECONDS >= self._hang_seconds:
                 if self._supervisor is not None:
                     self._supervisor.kill("no_heartbeat")
@@ -334,27 +346,27 @@ class EngineClient:
 
     # ---- requests
 
-    def _absence(self) -> HocketError:
+    def _unavailable(self) -> HocketError:
         if self._failure is not None:
             return type(self._failure)(self._failure.message, param=self._failure.param)
         return EngineStoppedError(f"the engine is {self.state}; try again later")
 
     def _serving(self) -> EngineInfo:
         if self.state != "ready":
-            raise self._absence()
+            raise self._unavailable()
         return self.info
 
     def _worker(self) -> Ready:
         if self._ready is None:
-            raise self._absence()
+            raise self._unavailable()
         return self._ready
 
     async def _convert(
         self, content: PreparedReference | NDArray[np.int64], n_codebooks: int | None
     ) -> list[AudioChunk]:
-        """The chunks of a conversion, but for its end."""
-        self._names += 1
-        name = f"conversion-{self._names}"
+        """Chunks of a conversion, without the last one, which only says how it ended."""
+        self._last_id += 1
+        name = f"conversion-{self._last_id}"
         async with self._open(name, convert_message(name, content, n_codebooks)) as stream:
             chunks = [chunk async for chunk in stream]
         assert chunks[-1].end is not None
@@ -363,37 +375,37 @@ class EngineClient:
         return chunks[:-1]
 
     def _open(self, request_id: str, message: OutMessage) -> SpeechStream:
-        assert self._link is not None
-        self._link.send(message)
+        assert self._connection is not None
+        self._connection.send(message)
         stream = SpeechStream(request_id, self._buffer_bytes, self._cancel)
         self._streams[request_id] = stream
-        self._quiet.clear()
+        self._all_done.clear()
         return stream
 
     def _forget(self, request_id: str) -> SpeechStream:
         stream = self._streams.pop(request_id)
         if not self._streams:
-            self._quiet.set()
+            self._all_done.set()
         return stream
 
     def _cancel(self, stream: SpeechStream) -> None:
-        if self._link is None or self._streams.get(stream.request_id) is not stream:
+        if self._connection is None or self._streams.get(stream.request_id) is not stream:
             return
-        with suppress(CapacityError):  # a worker that reads nothing is about to be replaced
-            self._link.send(Cancel(stream.request_id))
+        with suppress(CapacityError):  # a worker that does not read is about to be replaced
+            self._connection.send(Cancel(stream.request_id))
 
 
 async def _spoken(request: SpeechRequest, info: EngineInfo) -> SpeechRequest:
-    """The request for a worker, with its texts normalized. A long text would hold up the event loop."""
+    """Normalize the request's texts; a long one on a thread, so that the event loop goes on."""
     if len(request.text) <= _SHORT_TEXT_CHARACTERS:
         return normalize_request(request, info.text_front)
     return await asyncio.to_thread(normalize_request, request, info.text_front)
 
 
 async def _read_reference(reference: Reference, info: EngineInfo) -> PreparedReference | NDArray[np.int64]:
-    """A reference as it travels: codes, or a recording ready to be encoded. Raises ReferenceAudioError.
+    """A reference as it is sent: codes, or a prepared recording. Raises ReferenceAudioError.
 
-    Decoding and resampling take up to 0.3 s for a minute of audio, so they run beside the event loop.
+    Decoding and resampling take up to 0.3 s for a minute of audio, so they run on a thread.
     """
     codes = load_reference_codes(reference)
     if codes is not None:

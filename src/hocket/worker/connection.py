@@ -1,4 +1,4 @@
-"""One connection of a front end to a worker, on the running event loop; it never blocks."""
+"""A front end's connection to one worker process, on the running event loop; it never blocks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from hocket.worker.messages import (
     encode,
 )
 
-#: How often a worker that is not there is tried again.
+#: Interval between attempts to connect while no worker listens.
 _RECONNECT_MS = 50
-#: Messages handled before other tasks of the event loop have a turn.
+#: Messages handled before other tasks of the event loop run.
 _MESSAGES_PER_TURN = 64
 
 OnMessage = Callable[[FromWorker, Sequence[zmq.Frame]], None]
 OnLost = Callable[[HocketError], None]
 
 
-class Link:
-    """Connects, says hello, and calls `on_message` until the worker is gone; then `on_lost`, once, and never again.
+class Connection:
+    """Connects, sends `Hello`, and calls `on_message` until the worker is lost; then it calls
+    `on_lost`, once.
 
-    A link serves one worker process: what was sent to a worker that died must not reach the next one.
+    A connection ends with its worker process: messages to a dead worker must not reach the next
+    one.
     """
 
     def __init__(
@@ -46,11 +48,12 @@ class Link:
         self._socket.set_hwm(QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        # The kernel tells the moment that the other process ends; nothing needs to be asked or waited for.
+        # The kernel reports the end of the other process at once; no polling and no timeout is
+        # needed.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
-        # zmq's descriptor becomes readable when something changes, not while something is there: it must be read until
-        # nothing is left, and looked at again after every send, which may have swallowed the signal.
+        # zmq's descriptor is edge-triggered: read until nothing is left, and check again after
+        # every send, which may have consumed the edge.
         self._loop.add_reader(self._socket.FD, self._read)
         self._loop.add_reader(self._monitor.FD, self._read_monitor)
         self._closed = False
@@ -67,7 +70,7 @@ class Link:
         self._loop.call_soon(self._read)
 
     def close(self) -> None:
-        """No callback comes after this."""
+        """Close; no callback follows."""
         if self._closed:
             return
         self._closed = True
@@ -88,7 +91,7 @@ class Link:
             try:
                 message = decode_from_worker(header)
             except msgspec.MsgspecError:
-                self._lose("the engine's message cannot be read; run the same Hocket at both ends")
+                self._end("the engine's message cannot be read; run the same Hocket at both ends")
                 return
             self._on_message(message, frames)
         self._loop.call_soon(self._read)
@@ -100,11 +103,11 @@ class Link:
             except zmq.Again:
                 return
             if event["event"] == zmq.EVENT_DISCONNECTED:
-                # Its last words may still be unread.
+                # Its last messages may still be unread.
                 self._read()
-                self._lose("the engine has gone away; send the request again")
+                self._end("the engine has gone away; send the request again")
 
-    def _lose(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         if not self._closed:
             self.close()
             self._on_lost(EngineStoppedError(reason))

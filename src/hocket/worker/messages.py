@@ -1,7 +1,8 @@
-"""What front ends and the worker say to each other: one version, no pickle, large arrays in frames of their own.
+"""Messages between front ends and a worker: one version, no pickle, large arrays in frames of their
+own.
 
-A message is a list of frames: a MessagePack header, then arrays as they lie in memory. Samples stay what the engine
-made, float32 or int16, bit for bit. Recordings travel prepared: paths and files are the front end's business.
+A message is a list of frames: a MessagePack header, then raw arrays. Samples keep the engine's
+format, float32 or int16, bit for bit. Recordings are sent prepared: front ends read the files.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from hocket.core import (
 )
 from hocket.engine.stats import EngineStats
 
-#: Both ends must have the same; raised whenever a message changes.
+#: Protocol version, equal at both ends; raised whenever a message changes.
 VERSION = 7
-#: Seconds between signs of life of a worker.
+#: Interval between a worker's heartbeats.
 HEARTBEAT_SECONDS = 0.5
-#: Messages that wait for a reader at either end. 256 streams at full speed make about 1,500 a second.
+#: Messages that may queue at either end. 256 streams at full speed make about 1,500 a second.
 QUEUE_MESSAGES = 2048
 
 #: The frames of a message to send.
@@ -46,7 +47,7 @@ OutMessage = list[bytes | memoryview]
 
 
 class EngineSpec(StrictModel):
-    """What a worker loads: the arguments of `Engine.load`, and how it leaves."""
+    """A worker's arguments: those of `Engine.load`, its neighbours and how it exits."""
 
     model: str | None = None
     codec: str | None = None
@@ -57,7 +58,7 @@ class EngineSpec(StrictModel):
     gpus: PositiveInt | None = None
     #: Workers on this machine, which share its processor cores.
     workers: PositiveInt = 1
-    #: After SIGTERM, open requests may go on for this long.
+    #: Time for open requests after SIGTERM.
     drain_seconds: NonNegativeFloat = 30.0
 
 
@@ -83,7 +84,7 @@ class WireTemplate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WireError(msgspec.Struct, frozen=True, array_like=True):
-    """A HocketError: class, message, parameter."""
+    """A HocketError on the wire: class, message, parameter."""
 
     kind: str
     message: str | WireTemplate
@@ -116,14 +117,18 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class SentReference(msgspec.Struct, frozen=True, array_like=True):
-    """A reference in a frame of its own: float32 samples of that shape at `sample_rate`, or int64 codes (rate None)."""
+    """Describes a reference's frame: float32 samples of this shape at `sample_rate`, or int64 codes
+    (rate None).
+    """
 
     shape: tuple[int, ...]
     sample_rate: int | None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A request; `submit_message` and `read_request` are the two ends of it. One frame for each reference follows."""
+    """A request, made by `submit_message` and read by `read_request`. One frame per reference
+    follows.
+    """
 
     #: Unique among the open requests of its front end.
     request_id: str
@@ -136,9 +141,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Convert(msgspec.Struct, frozen=True, array_like=True, tag="convert"):
-    """Samples to codes, or codes to audio; `convert_message` and `read_content` are the two ends of it."""
+    """Samples to codes, or codes to audio; made by `convert_message` and read by `read_content`."""
 
-    #: One of the names of requests; chunks come for it as for speech.
+    #: Shares the ids of requests; its chunks arrive as those of speech do.
     request_id: str
     content: SentReference
     #: Codebooks to encode with; None: all.
@@ -146,7 +151,7 @@ class Convert(msgspec.Struct, frozen=True, array_like=True, tag="convert"):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """End a request; its last chunk says so. No effect on one that is over."""
+    """Cancel a request; its last chunk says so. No effect on a finished one."""
 
     request_id: str
 
@@ -159,7 +164,7 @@ class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True, tag="planned"):
-    """The engine is about to be loaded, and nothing speaks against it so far."""
+    """The worker is about to load the engine: configurations, devices and memory have been checked."""
 
     memory: MemoryPlan
     voices: dict[str, BuiltinVoice]
@@ -167,13 +172,13 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, tag="planned"):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine is loaded: the process that it runs in, and what it is."""
+    """The engine is loaded: its process and its info."""
 
     pid: int
     info: EngineInfo
 
 
-#: `Ready` as it travels: the fields of `EngineInfo`, in their order, behind the process.
+#: `Ready` on the wire: the pid, then the fields of `EngineInfo` in their order.
 _FlatReady = msgspec.defstruct(
     "_FlatReady", [("pid", int), *get_type_hints(EngineInfo).items()], frozen=True, array_like=True, tag="ready"
 )
@@ -181,7 +186,7 @@ _info_values = attrgetter(*(field.name for field in fields(EngineInfo)))
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
-    """`RequestEnd`."""
+    """A `RequestEnd` on the wire."""
 
     finish_reason: FinishReason
     seed: int
@@ -201,7 +206,9 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
-    """`AudioChunk`. Its samples [C, S] follow as a frame; codes [F, N] are few (100 bytes a frame) and lie in here."""
+    """An `AudioChunk`. Its samples [C, S] follow as a frame; its codes [F, N], 100 bytes a frame,
+    are inline.
+    """
 
     request_id: str
     sample_rate: int
@@ -213,14 +220,14 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The request was not taken; nothing else comes for it."""
+    """The request was refused; no chunk follows."""
 
     request_id: str
     error: WireError
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """The engine's numbers, and the worker's own."""
+    """Counters of the engine and of the worker."""
 
     engine: EngineStats
     #: Front ends connected, and requests open for them.
@@ -229,13 +236,13 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """The loop goes round. `draining`: it takes no new requests and is about to leave."""
+    """The worker's loop is alive. `draining`: it accepts no new requests and is about to exit."""
 
     draining: bool
 
 
 class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
-    """The worker is done with this front end: every open request of it has ended with `error`."""
+    """The worker has dropped this front end: all its open requests ended with `error`."""
 
     error: WireError
 
@@ -250,7 +257,7 @@ _from_worker = msgspec.msgpack.Decoder(_FlatReady | Chunk | Rejected | Stats | H
 
 
 def encode_report(report: Planned | Stopped) -> bytes:
-    """A line on a worker's standard output: its plan, or why it has none or could not follow it."""
+    """A line on a worker's standard output: its plan, or the error that ended it."""
     return msgspec.json.encode(report, enc_hook=np.ndarray.tolist) + b"\n"
 
 
@@ -260,7 +267,7 @@ def decode_report(line: bytes) -> Planned | Stopped:
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """The header frame."""
+    """Encode the header frame."""
     if isinstance(message, Ready):
         return _encoder.encode(_FlatReady(message.pid, *_info_values(message.info)))
     return _encoder.encode(message)
@@ -310,7 +317,7 @@ def submit_message(
 
 
 def read_request(header: Submit, frames: Sequence[zmq.Frame]) -> SpeechRequest:
-    """The request that `submit_message` was given. `frames` are those behind the header."""
+    """The request that `submit_message` was given; `frames` follow the header."""
     references = [_received(sent, frame) for sent, frame in zip(header.references, frames, strict=True)]
     return SpeechRequest(**header.fields, sampling=Sampling(**header.sampling), reference=references or None)
 
@@ -318,13 +325,13 @@ def read_request(header: Submit, frames: Sequence[zmq.Frame]) -> SpeechRequest:
 def convert_message(
     request_id: str, content: PreparedReference | NDArray[np.int64], n_codebooks: int | None
 ) -> OutMessage:
-    """A recording to be encoded, or codes to be decoded."""
+    """The message for a recording to encode, or codes to decode."""
     entry, array = _sent(content)
     return [encode(Convert(request_id, entry, n_codebooks)), array]
 
 
 def read_content(header: Convert, frames: Sequence[zmq.Frame]) -> PreparedReference | NDArray[np.int64]:
-    """The content that `convert_message` was given. `frames` are those behind the header."""
+    """The content that `convert_message` was given; `frames` follow the header."""
     (frame,) = frames
     return _received(header.content, frame)
 
@@ -346,7 +353,7 @@ def _received(sent: SentReference, frame: zmq.Frame) -> PreparedReference | NDAr
 
 
 def chunk_message(request_id: str, chunk: AudioChunk) -> OutMessage:
-    """`chunk`, under the front end's own `request_id`."""
+    """The message for `chunk`, under the front end's own `request_id`."""
     end = chunk.end
     samples = np.ascontiguousarray(chunk.samples)
     header = Chunk(
@@ -362,7 +369,7 @@ def chunk_message(request_id: str, chunk: AudioChunk) -> OutMessage:
 
 
 def read_chunk(header: Chunk, frames: Sequence[zmq.Frame]) -> AudioChunk:
-    """The chunk that `chunk_message` was given. `frames` are those behind the header."""
+    """The chunk that `chunk_message` was given; `frames` follow the header."""
     (frame,) = frames
     return AudioChunk(
         header.request_id,

@@ -5,9 +5,9 @@
         async with await pool.submit(SpeechRequest(text="Hello.")) as stream:
             ...
 
-A request goes to the worker that has the fewest open ones, and stays there: what happens to a worker happens to its own
-requests only. Voices need no care, because their codes (or the recording) travel with each request. Like a client, a
-pool belongs to its event loop.
+A request goes to the worker with the fewest open requests and stays there: a worker that fails ends
+its own requests only. Workers hold no voices, because codes or recordings travel with each request.
+Like a client, a pool belongs to its event loop.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from hocket.worker.stream import SpeechStream
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker, as seen from its front end."""
+    """State of one worker, as its front end sees it."""
 
     state: State
-    #: Requests that it speaks at a time; 0 while it has no engine.
+    #: Requests spoken at a time; 0 while the worker has no engine.
     rows: int
-    #: Requests that this front end has sent it and that are not over.
+    #: Open requests that this front end has sent to it.
     open_requests: int
 
 
 class EnginePool:
-    """Made by `start`; ends with `stop`, or by leaving `async with`. `EngineClient` says what each call does."""
+    """Made by `start`; ends with `stop`, or by leaving `async with`. `EngineClient` says what each
+    call does.
+    """
 
     def __init__(self, clients: Sequence[EngineClient]) -> None:
         self._clients = list(clients)
@@ -62,14 +64,16 @@ class EnginePool:
 
     @property
     def state(self) -> State:
-        """`ready` while any worker is; otherwise the best that can be said of one."""
+        """`ready` while any worker is; otherwise the best state among the workers."""
         states = {client.state for client in self._clients}
         best: tuple[State, ...] = ("ready", "draining", "starting")
         return next((state for state in best if state in states), "down")
 
     @property
     def info(self) -> EngineInfo:
-        """What the engines are, with the rows of all that are there. Raises EngineStoppedError while there is none."""
+        """The engines' common info, with the rows of all that are up. Raises EngineStoppedError
+        while there is none.
+        """
         found = [client.info for client in self._clients if client.state in ("ready", "draining")]
         if len(found) > 1:
             rows, max_waiting = sum(info.rows for info in found), sum(info.max_waiting for info in found)
@@ -78,7 +82,7 @@ class EnginePool:
 
     @property
     def workers(self) -> list[WorkerStatus]:
-        """Each of them, in the order of their specs."""
+        """Status of each worker, in the order of the specs."""
         statuses = []
         for client in self._clients:
             rows = client.info.rows if client.state in ("ready", "draining") else 0
@@ -86,11 +90,13 @@ class EnginePool:
         return statuses
 
     async def planned(self) -> Planned:
-        """The plan of the first, which is that of all. Raises what `EngineClient.planned` does."""
+        """The first worker's plan, which all share. Errors as for `EngineClient.planned`."""
         return await self._clients[0].planned()
 
     async def wait_ready(self, timeout_seconds: float | None = None) -> EngineInfo:
-        """Wait for all. Raises what the first that fails could not be loaded for, or EngineStoppedError."""
+        """Wait for all workers. Raises the error of the first that fails to load, or
+        EngineStoppedError.
+        """
         waits = [asyncio.ensure_future(client.wait_ready(timeout_seconds)) for client in self._clients]
         try:
             await asyncio.gather(*waits)
@@ -111,7 +117,7 @@ class EnginePool:
         return await self._next().decode(codes_FN)
 
     async def stats(self) -> list[Stats | None]:
-        """The numbers of each worker; None for one that has no engine."""
+        """Counters of each worker; None for a worker without an engine."""
         return list(await asyncio.gather(*map(_stats, self._clients)))
 
     async def drain(self, timeout_seconds: float) -> bool:
@@ -129,7 +135,9 @@ class EnginePool:
         await self.stop()
 
     def _next(self) -> EngineClient:
-        """The ready worker with the fewest open requests; without a ready one, any, which then says why."""
+        """The ready worker with the fewest open requests; any worker when none is ready, so that it
+        raises why.
+        """
         return min(self._clients, key=lambda client: (client.state != "ready", client.open_requests))
 
 

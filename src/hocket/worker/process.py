@@ -2,8 +2,9 @@
 
     python -m hocket.worker.process ENDPOINT SPEC
 
-Started by `hocket.worker.supervisor`, which holds the other end of its standard input: when that closes, whoever
-started it is gone, and so is the worker. Standard output carries reports, one a line (`encode_report`).
+`hocket.worker.supervisor` starts it and holds the other end of its standard input: when that
+closes, the parent has exited, and the worker exits too. Standard output carries reports, one per
+line (`encode_report`).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def run_worker(endpoint: str, spec: EngineSpec, report: Callable[[Planned], None
     `report` is called before the load. Raises ConfigError, CheckpointError.
     """
     started = time.monotonic()
-    # What `EngineConfig.cpu_threads` means by PyTorch's default.
+    # This is the default that `EngineConfig.cpu_threads` refers to.
     torch.set_num_threads(max(1, torch.get_num_threads() // spec.workers))
     _check_gpus(spec)
     device = parse_device(spec.device)
     if device.type == "cuda":
-        # This process's own: PyTorch sets up the current GPU on many occasions, and half a gigabyte of the first one
-        # would go to each worker.
+        # PyTorch initialises the current GPU on many occasions; without this, each worker would
+        # take half a gigabyte of the first GPU.
         torch.cuda.set_device(device.index or 0)
     report(plan(spec))
     engine = Engine.load(spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config)
@@ -67,10 +68,10 @@ def run_worker(endpoint: str, spec: EngineSpec, report: Callable[[Planned], None
 
 
 def plan(spec: EngineSpec) -> Planned:
-    """What `spec` comes to, from configurations alone.
+    """Plan the engine of `spec` from configurations alone, without reading weights.
 
-    Raises ConfigError for devices that are not there or cannot do what is asked for and for memory that does not
-    suffice, CheckpointError for what is wrong with a checkpoint but its weights.
+    Raises ConfigError for devices that are missing or cannot compute what `spec` asks for and for a
+    memory budget that is too small, CheckpointError for a broken checkpoint.
     """
     engine_devices(spec.device, spec.config, has_codec=spec.codec != "none")
     voices = checkpoint_extras(spec.model).voices
@@ -88,7 +89,7 @@ def main(endpoint: str, spec: str) -> int:
     """Run a worker in this process and return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     threading.Thread(target=_leave_with_parent, args=(endpoint,), daemon=True).start()
-    # Whatever libraries print goes to standard error, so that reports are alone on the pipe.
+    # Output of libraries goes to standard error, so that the pipe carries reports only.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as reports:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -104,9 +105,11 @@ def main(endpoint: str, spec: str) -> int:
 
 
 def _leave_with_parent(endpoint: str) -> None:
-    """Wait for the end of standard input, which comes when the parent is gone, however it went; leave nothing behind.
+    """Exit at the end of standard input, which comes when the parent has exited for any reason;
+    remove the socket.
 
-    A thread, so that it works while the engine loads or hangs; `os.read`, so that it holds no lock at exit.
+    Runs on a thread, so that it works while the engine loads or hangs; `os.read` holds no lock at
+    exit.
     """
     while os.read(sys.stdin.fileno(), 4096):
         pass

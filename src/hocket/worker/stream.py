@@ -1,4 +1,6 @@
-"""What a front end holds of one open request: audio that has come and was not read yet."""
+"""A front end's side of one open request: a bounded buffer of audio that its reader has not taken
+yet.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from hocket.errors import CapacityError, HocketError
 
 
 class SpeechStream:
-    """The audio of one request, as it is made. The last chunk says how it ended, and has no samples.
+    """The audio of one request, as it is made. The last chunk says how it ended, and has no
+    samples.
 
-    For one reader. Leaving `async with` cancels what is not over. Iteration raises what went wrong with the request;
-    CapacityError when nobody read while the buffer filled up; EngineStoppedError when the worker has gone away.
+    For one reader. Leaving `async with` cancels a request that is still open. Iteration raises the
+    request's error, CapacityError when the buffer overflowed, and EngineStoppedError when the
+    worker was lost.
     """
 
     def __init__(self, request_id: str, buffer_bytes: int, on_cancel: Callable[[SpeechStream], None]) -> None:
@@ -25,12 +29,14 @@ class SpeechStream:
         self._chunks: deque[AudioChunk] = deque()
         self._waiting_bytes = 0
         self._error: HocketError | None = None
-        #: Nothing more comes: the last chunk is in, or there is an error, or the reader has left.
+        #: No chunk follows: the last one has arrived, the request failed, or the reader has left.
         self._over = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def cancel(self) -> None:
-        """Ask the engine to stop; the stream ends soon, with what was made until then and the reason `cancelled`."""
+        """Ask the engine to stop; the stream ends with the audio made until then and the reason
+        `cancelled`.
+        """
         if not self._over:
             self._on_cancel(self)
 
@@ -43,8 +49,8 @@ class SpeechStream:
                 raise self._error
             if self._over:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         chunk = self._chunks.popleft()
         self._waiting_bytes -= chunk.samples.nbytes
         return chunk
@@ -60,7 +66,7 @@ class SpeechStream:
         self._chunks.clear()
 
     def put(self, chunk: AudioChunk) -> None:
-        """The client's end: another chunk from the worker."""
+        """Called by the client for each chunk from the worker."""
         if self._over:
             return
         if chunk.end is not None and chunk.end.error is not None:
@@ -76,10 +82,10 @@ class SpeechStream:
             return
         self._chunks.append(chunk)
         self._over = chunk.end is not None
-        self._news.set()
+        self._changed.set()
 
     def fail(self, error: HocketError) -> None:
-        """The client's end: the request ends with `error`, behind the chunks that are in."""
+        """Called by the client: the request ends with `error`, behind the buffered chunks."""
         if not self._over:
             self._over, self._error = True, error
-            self._news.set()
+            self._changed.set()

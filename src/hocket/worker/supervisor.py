@@ -17,27 +17,27 @@ from hocket.worker.messages import EngineSpec, Planned, decode_report
 
 _LOG = logging.getLogger("hocket.worker")
 
-#: Seconds before a worker that died is started again; doubled up to the last one each time ...
-FIRST_DELAY_SECONDS = 0.5
-LAST_DELAY_SECONDS = 30.0
-#: ... and back to the first once a worker has been well for this long.
+#: Seconds before a worker that died is restarted; doubled each time up to the maximum ...
+MIN_DELAY_SECONDS = 0.5
+MAX_DELAY_SECONDS = 30.0
+#: ... and reset to the minimum once a worker has run for this long.
 HEALTHY_SECONDS = 60.0
 #: The longest report: voices come with their codes.
 _REPORT_BYTES = 64 * 2**20
-#: A worker that was told to leave gets this long beyond its `drain_seconds`.
+#: Time beyond `drain_seconds` for a worker to exit before it is killed.
 _EXIT_SECONDS = 5.0
 
 
 class Supervisor:
-    """Starts a worker for `spec`, and another whenever it dies, until `stop`.
+    """Starts a worker for `spec`, and another whenever one dies, until `stop`.
 
-    When the first worker ends before it was ready, nothing is started again, and `failure` says why: what is wrong then
-    is wrong with the settings or the machine. The socket lies in a folder that only this user may enter.
+    A first worker that ends before it was ready is not replaced, and `failure` says why: then the
+    settings or the machine are wrong. The socket lies in a folder that only this user may enter.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        #: What the first worker was about to load.
+        #: Plan of the first worker.
         self.planned: asyncio.Future[Planned] = asyncio.get_running_loop().create_future()
         self.failure: asyncio.Future[HocketError] = asyncio.get_running_loop().create_future()
         self._folder = Path(tempfile.mkdtemp(prefix="hocket-"))
@@ -57,13 +57,13 @@ class Supervisor:
         self._ready_at = asyncio.get_running_loop().time()
 
     def kill(self, reason: str) -> None:
-        """End a worker that is beyond asking; another one follows."""
+        """Kill a worker that does not respond; `_supervise` starts another."""
         if self._process is not None and self._process.returncode is None:
             _LOG.error("event=worker_kill pid=%d reason=%s", self._process.pid, reason)
             self._process.kill()
 
     async def stop(self) -> None:
-        """Let the worker finish what is open, for `drain_seconds`, and wait until it is gone. Removes the socket."""
+        """Let the worker drain for `drain_seconds` and wait for its exit. Removes the socket."""
         self._stopping = True
         process = self._process
         if process is not None and process.returncode is None:
@@ -78,7 +78,7 @@ class Supervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _supervise(self) -> None:
-        delay = FIRST_DELAY_SECONDS
+        delay = MIN_DELAY_SECONDS
         while not self._stopping:
             self._ready_at = None
             code, error = await self._run_worker()
@@ -92,14 +92,16 @@ class Supervisor:
                 return
             now = asyncio.get_running_loop().time()
             if self._ready_at is not None and now - self._ready_at >= HEALTHY_SECONDS:
-                delay = FIRST_DELAY_SECONDS
+                delay = MIN_DELAY_SECONDS
             _LOG.error("event=worker_died code=%d restart_seconds=%.1f", code, delay)
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_DELAY_SECONDS)
+            delay = min(2 * delay, MAX_DELAY_SECONDS)
 
     async def _run_worker(self) -> tuple[int, HocketError | None]:
-        """Exit code of a worker (negative: the signal that ended it) and the error that it reported."""
-        # In a session of its own, so that Ctrl-C on a terminal reaches the front end alone.
+        """Run one worker; its exit code (negative: the signal that ended it) and the error that it
+        reported.
+        """
+        # In a session of its own: Ctrl-C on a terminal reaches the front end alone.
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "hocket.worker.process", self.endpoint, self._spec.model_dump_json()),
             stdin=PIPE,

@@ -1,4 +1,4 @@
-"""The loop around the engine: takes requests from front ends, steps, sends audio back."""
+"""The worker's loop: receives requests from front ends, steps the engine, sends audio back."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from hocket.worker.messages import (
 
 _LOG = logging.getLogger("hocket.worker")
 
-#: A burst of arrivals holds up running streams for this long, or for this share of a step, and one request more; the
-#: rest waits for the next step.
-_OPENING_SECONDS = 0.005
-_OPENING_SHARE = 0.1
-#: Last words get this long to leave the process.
+#: Between two steps, arrivals are opened for this long, or for this share of a step; the rest
+#: waits. Running streams are held up by that and one request more.
+_OPEN_SECONDS = 0.005
+_OPEN_SHARE = 0.1
+#: Time for the last messages to leave the process.
 _LINGER_MS = 1000
 #: The exit code of sysexits.h for "internal software error".
 _INTERNAL_ERROR = 70
 
 
 class DrivenEngine(Protocol):
-    """What the worker asks of `Engine`, which says what each call does."""
+    """The part of `Engine` that the worker calls; `Engine` documents each call."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -72,7 +72,7 @@ class DrivenEngine(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _FrontEnd:
-    """Somebody who has said hello; `open` holds the engine's ids by the front end's own."""
+    """A client that has sent `Hello`; `open` maps its request ids to the engine's."""
 
     identity: bytes
     open: dict[str, str] = field(default_factory=dict)
@@ -91,44 +91,48 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._socket, self._conversions, self._clock = engine, socket, conversions, clock
-        # Messages for a front end that has gone away, or that has stopped reading, are errors and not silence.
+        # Sending to a front end that has disconnected or does not read raises, instead of dropping
+        # the message.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._drain_seconds = drain_seconds
-        self._drain_wished = False
-        #: When draining ends; None while new requests are taken.
-        self._leave_at: float | None = None
+        self._drain_requested = False
+        #: When draining ends; None while new requests are accepted.
+        self._drain_deadline: float | None = None
         self._front_ends: dict[bytes, _FrontEnd] = {}
-        #: Those that were dropped because they did not read, and have yet to be told.
-        self._deaf: list[bytes] = []
-        #: Whose a request is, and what it is called there, by the engine's id.
+        #: Slow consumers that were disconnected and still need a `Stopped`.
+        self._slow_consumers: list[bytes] = []
+        #: The front end of a request and its id there, by the engine's id.
         self._owners: dict[str, tuple[_FrontEnd, str]] = {}
-        #: Requests that have arrived and were not opened yet, in that order. Whatever else arrives overtakes them: one
-        #: that is cancelled here has cost nothing.
+        #: Requests that arrived and are not opened yet, in order. Other messages overtake them: a
+        #: request that is cancelled here has cost nothing.
         self._inbox: dict[tuple[bytes, str], tuple[_FrontEnd, Submit | Convert, Sequence[zmq.Frame]]] = {}
-        #: What the last step took.
+        #: Duration of the last step.
         self._step_seconds = 0.0
-        self._names = 0
-        self._next_beat = 0.0
+        self._last_id = 0
+        self._heartbeat_at = 0.0
 
     def drain(self) -> None:
-        """Take no new requests, finish the open ones, leave. Safe in a signal handler: the loop sees it at its next
-        turn, within a heartbeat.
+        """Accept no new requests, finish the open ones, return from `run`.
+
+        Safe in a signal handler: the loop notices within a heartbeat.
         """
-        self._drain_wished = True
+        self._drain_requested = True
 
     def run(self) -> int:
-        """Serve until drained; returns the exit code, which is not 0 when the engine broke."""
+        """Serve until drained; returns the exit code, which is 0 unless the engine failed."""
         try:
             while not self._done():
                 self._receive()
-                self._open()
+                self._open_arrivals()
                 if not self._idle:
                     self._step()
-                self._beat()
+                self._send_heartbeats()
         except Exception as error:
             cause = error.__cause__ or error
-            # Only where it happened: an exception's text may quote what the user wrote.
-            _LOG.error("event=worker_failed pid=%d error=%s at=%s", os.getpid(), type(cause).__name__, _place(cause))
+            # The place only: an exception's text may quote the user's.
+            _LOG.error(
+                "event=worker_failed pid=%d error=%s at=%s", os.getpid(), type(cause).__name__, _traceback_lines(cause)
+            )
             reason = f"the engine failed ({type(cause).__name__}) and is being restarted; send the request again"
             self._stop_all(EngineStoppedError(reason))
             return _INTERNAL_ERROR
@@ -154,17 +158,17 @@ class Worker:
         return self._engine.idle and not self._inbox and (self._conversions is None or self._conversions.idle)
 
     def _done(self) -> bool:
-        if self._drain_wished and self._leave_at is None:
-            self._leave_at = self._clock() + self._drain_seconds
-            self._next_beat = 0.0  # front ends hear of it at once
-        return self._leave_at is not None and (self._idle or self._clock() >= self._leave_at)
+        if self._drain_requested and self._drain_deadline is None:
+            self._drain_deadline = self._clock() + self._drain_seconds
+            self._heartbeat_at = 0.0  # front ends are told at once
+        return self._drain_deadline is not None and (self._idle or self._clock() >= self._drain_deadline)
 
     # ---- in
 
     def _receive(self) -> None:
-        """Take what has arrived. Waits for it when there is nothing else to do."""
+        """Handle the messages that have arrived; wait for one when the worker is idle."""
         if self._idle:
-            self._socket.poll(max(0, math.ceil((self._next_beat - self._clock()) * 1e3)))
+            self._socket.poll(max(0, math.ceil((self._heartbeat_at - self._clock()) * 1e3)))
         for _ in range(QUEUE_MESSAGES):
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -172,9 +176,9 @@ class Worker:
                 return
             self._handle(identity.bytes, frames)
 
-    def _open(self) -> None:
-        """Open requests, for as long as those that run may wait."""
-        until = self._clock() + max(_OPENING_SECONDS, _OPENING_SHARE * self._step_seconds)
+    def _open_arrivals(self) -> None:
+        """Open arrived requests, for as long as running streams may wait."""
+        until = self._clock() + max(_OPEN_SECONDS, _OPEN_SHARE * self._step_seconds)
         while self._inbox and self._clock() < until:
             front_end, message, frames = self._inbox.pop(next(iter(self._inbox)))
             self._submit(front_end, message, frames)
@@ -189,7 +193,7 @@ class Worker:
         if isinstance(message, Hello):
             self._welcome(identity, message)
         elif front_end is None:
-            pass  # it was dropped, and finds out by the silence
+            pass  # it was dropped, and notices the missing heartbeats
         elif isinstance(message, Submit | Convert):
             if len(self._inbox) < self._engine.info.max_waiting:
                 self._inbox[identity, message.request_id] = (front_end, message, frames[1:])
@@ -197,7 +201,7 @@ class Worker:
                 self._reject(front_end, message, CapacityError(f"{len(self._inbox)} requests wait; try again later"))
         elif isinstance(message, Cancel):
             if self._inbox.pop((identity, message.request_id), None) is not None:
-                self._send(front_end, chunk_message(message.request_id, self._nothing(message.request_id)))
+                self._send(front_end, chunk_message(message.request_id, self._cancelled_chunk(message.request_id)))
             elif message.request_id in front_end.open:
                 self._cancel(front_end.open[message.request_id])
         else:
@@ -212,7 +216,7 @@ class Worker:
             return
         front_end = self._front_ends.setdefault(identity, _FrontEnd(identity))
         self._send(front_end, [encode(Ready(os.getpid(), self._engine.info))])
-        self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
+        self._send(front_end, [encode(Heartbeat(self._drain_deadline is not None))])
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         front_end = self._front_ends.get(identity, _FrontEnd(identity))
@@ -220,12 +224,12 @@ class Worker:
         self._drop(front_end)
 
     def _submit(self, front_end: _FrontEnd, message: Submit | Convert, frames: Sequence[zmq.Frame]) -> None:
-        if self._leave_at is not None:
+        if self._drain_deadline is not None:
             self._reject(front_end, message, EngineStoppedError("the engine is about to stop; try again later"))
             return
-        # Ids of different front ends may be equal; the engine's own never are.
-        self._names += 1
-        engine_id = f"{self._names}"
+        # Front ends may use equal ids, so the engine gets ids of its own.
+        self._last_id += 1
+        engine_id = f"{self._last_id}"
         try:
             if isinstance(message, Convert):
                 self._convert(engine_id, message, frames)
@@ -241,9 +245,10 @@ class Worker:
             if isinstance(error, EngineStoppedError):
                 raise
         except Exception as error:
-            # `Engine.add` changes nothing before it succeeds, so a request that trips over a bug harms nobody else.
+            # `Engine.add` changes nothing before it succeeds, so a bug in it ends this request
+            # alone.
             kind = type(error).__name__
-            _LOG.error("event=request_failed pid=%d error=%s at=%s", os.getpid(), kind, _place(error))
+            _LOG.error("event=request_failed pid=%d error=%s at=%s", os.getpid(), kind, _traceback_lines(error))
             self._reject(front_end, message, HocketError(f"internal error ({kind}) while the request was being read"))
         else:
             front_end.open[message.request_id] = engine_id
@@ -259,8 +264,8 @@ class Worker:
         else:
             self._conversions.decode(engine_id, content)
 
-    def _nothing(self, request_id: str) -> AudioChunk:
-        """All that comes of a request that was cancelled before it was opened."""
+    def _cancelled_chunk(self, request_id: str) -> AudioChunk:
+        """The only chunk of a request that was cancelled before it was opened."""
         info = self._engine.info
         silence_CS = np.zeros((info.channels, 0), info.samples)
         codes_FN, end = np.zeros((0, 0), np.int64), RequestEnd("cancelled", 0, Timings())
@@ -284,30 +289,36 @@ class Worker:
     def _reject(self, front_end: _FrontEnd, message: Submit | Convert, error: HocketError) -> None:
         self._send(front_end, [encode(Rejected(message.request_id, WireError.of(error)))])
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         now = self._clock()
-        if now < self._next_beat:
+        if now < self._heartbeat_at:
             return
-        self._next_beat = now + HEARTBEAT_SECONDS
+        self._heartbeat_at = now + HEARTBEAT_SECONDS
         for front_end in list(self._front_ends.values()):
-            self._send(front_end, [encode(Heartbeat(self._leave_at is not None))])
-        if not self._deaf:
+            self._send(front_end, [encode(Heartbeat(self._drain_deadline is not None))])
+        if not self._slow_consumers:
             return
-        told: OutMessage = [
+        message: OutMessage = [
             encode(Stopped(WireError.of(EngineStoppedError("this front end did not read; its requests ended"))))
         ]
-        self._deaf = [identity for identity in self._deaf if self._try_send(identity, told) == zmq.EAGAIN]
+        self._slow_consumers = [
+            identity for identity in self._slow_consumers if self._try_send(identity, message) == zmq.EAGAIN
+        ]
 
     def _send(self, front_end: _FrontEnd, message: OutMessage) -> None:
-        """Never waits. A front end that has gone away or lets `QUEUE_MESSAGES` pile up loses its requests."""
+        """Send without blocking. A front end that has disconnected or has `QUEUE_MESSAGES` unread
+        loses its requests.
+        """
         problem = self._try_send(front_end.identity, message)
         if problem:
             self._drop(front_end)
         if problem == zmq.EAGAIN:
-            self._deaf.append(front_end.identity)
+            self._slow_consumers.append(front_end.identity)
 
     def _try_send(self, identity: bytes, message: OutMessage) -> int:
-        """0, or EHOSTUNREACH: the front end has gone away, or EAGAIN: it does not read."""
+        """Send and return 0, EHOSTUNREACH (the front end has disconnected) or EAGAIN (it does not
+        read).
+        """
         try:
             self._socket.send_multipart([identity, *message], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
@@ -324,14 +335,14 @@ class Worker:
             self._cancel(engine_id)
 
     def _stop_all(self, error: HocketError) -> None:
-        """Last words; whoever misses them hears of it by the lost connection."""
+        """Best-effort goodbye; a client that misses it sees the socket close."""
         for identity in self._front_ends:
             self._try_send(identity, [encode(Stopped(WireError.of(error)))])
         self._front_ends.clear()
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    """The socket that a worker listens on."""
+    """Open the socket that a worker listens on."""
     socket = context.socket(zmq.ROUTER)
     socket.set_hwm(QUEUE_MESSAGES)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -339,7 +350,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.S
     return socket
 
 
-def _place(error: BaseException) -> str:
-    """File and line of the innermost calls."""
+def _traceback_lines(error: BaseException) -> str:
+    """File and line of the innermost five calls."""
     calls = traceback.extract_tb(error.__traceback__)[-5:]
     return "<".join(f"{Path(call.filename).name}:{call.lineno}" for call in reversed(calls))
