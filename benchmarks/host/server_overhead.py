@@ -65,7 +65,9 @@ HOST = "127.0.0.1"
 
 
 def new_engine() -> FakePool:
-    """Speaks silence, `max_frames` of it: the first frame at once, then in the pace of a player."""
+    """An engine that speaks `max_frames` of silence: the first frame at once, the rest at a
+    player's pace.
+    """
     return FakePool(
         rows=1024,
         channels=2,

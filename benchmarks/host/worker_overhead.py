@@ -39,7 +39,7 @@ class PacedEngine(FakeEngine):
     """
 
     def __init__(self) -> None:
-        # No request speaks by itself; `step` makes the chunks.
+        # The prompt takes for ever: only `step` below makes chunks.
         super().__init__(rows=1024, channels=2, sample_rate=48_000, prefill_seconds=math.inf)
         self._samples = np.zeros((2, 0), np.float32)
         self._rate = 1.0

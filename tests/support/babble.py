@@ -1,7 +1,8 @@
-"""A talker that babbles: MOSS-TTS-Local's layout at a tiny size with random weights, for the codec of the package.
+"""A talker that babbles: MOSS-TTS-Local's layout at a tiny size with random weights, for the codec
+of the package.
 
-Tests that need a checkpoint and no sense use it (fixture `babble`): it loads in no time and stops after some 3 s of
-speech. Its codes are random; the same seed makes the same bytes.
+Tests that need a checkpoint and no sense use it (fixture `babble`): it loads in no time and stops
+after some 3 s of speech. Its codes are random; the same seed makes the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 Array = NDArray[np.float32]
 
 SAMPLE_RATE = 24_000
-#: Of the trained codec that it stands beside.
+#: Shape of the trained codec beside it.
 N_VQ, CODEBOOK = 10, 1024
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 4, 4, 2, 32, 256
 SPECIAL = [
@@ -139,7 +140,8 @@ def talker_tensors(rng: np.random.Generator) -> dict[str, Array]:
         return (rng.standard_normal(shape) * 0.05).astype(np.float32)
 
     ones, zeros = np.ones(HIDDEN, np.float32), np.zeros(HIDDEN, np.float32)
-    # The final norm's bias dominates the depth output, so that the stop head's two logits are nearly constant.
+    # The final norm's bias dominates the depth output, so that the stop head's two logits are
+    # nearly constant.
     final_bias = rng.standard_normal(HIDDEN).astype(np.float32)
     half_gap = 0.5 * np.log(STOP_PROBABILITY / (1 - STOP_PROBABILITY)) / float(final_bias @ final_bias)
     tensors: dict[str, Array] = {
@@ -183,7 +185,9 @@ def talker_tensors(rng: np.random.Generator) -> dict[str, Array]:
 
 
 def make_babble(folder: Path) -> None:
-    """Write the talker checkpoint to `folder`. The tied heads, copies of the embeddings, are left out."""
+    """Write the talker checkpoint to `folder`. The tied heads, copies of the embeddings, are left
+    out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(talker_config(), indent=1) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(), ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs the command line: in this process where it can, in one of its own where that is what the test is about."""
+"""Runs the command line, in this process or as a process of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CODES_ONLY = ("--model", TALKER, "--codec", "none", "--codes-out", "codes.npy")
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run left behind, apart from files."""
+    """Exit code and output of a run."""
 
     code: int
     out: str
@@ -41,7 +41,7 @@ class Done:
 
 
 def run(*arguments: str | bytes, stdin: bytes = b"") -> Done:
-    """`hocket ARGUMENTS`. Bytes become what Python makes of them on a command line."""
+    """`hocket ARGUMENTS`. Bytes are decoded as Python decodes a command line."""
     streams = [io.TextIOWrapper(io.BytesIO(data), encoding="utf-8") for data in (stdin, b"", b"")]
     streams[2].reconfigure(errors="backslashreplace")  # as the interpreter sets up standard error
     argv = ["hocket", *map(os.fsdecode, arguments)]
@@ -55,7 +55,9 @@ def run(*arguments: str | bytes, stdin: bytes = b"") -> Done:
 
 
 def run_process(*arguments: str | bytes, stdin: bytes = b"", **environment: str) -> Done:
-    """`python -W error -m hocket ARGUMENTS` as a process of its own, with `environment` added to this one's."""
+    """`python -W error -m hocket ARGUMENTS` as a process of its own, with `environment` added to
+    this one's.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "hocket", *arguments],
         check=False,
@@ -73,7 +75,9 @@ def listing() -> dict[str, bytes]:
 
 
 def refused(message: str, *arguments: str | bytes, stdin: bytes = b"", code: int = 2) -> None:
-    """The arguments end with `code` and an error that matches `message`, and leave every file as it was."""
+    """The arguments end with `code` and an error that matches `message`, and leave every file as it
+    was.
+    """
     before = listing()
     done = run(*arguments, stdin=stdin)
     assert re.match(r"hocket: error: .*" + message, done.error), done.error

@@ -1,4 +1,4 @@
-"""How far a kernel's results may be from its twin's."""
+"""Tolerances between a kernel's results and its reference's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_fp8_equal(found: Tensor | Rows8, wanted: Tensor | Rows8) -> None:
 
 
 def some_product(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, bias: bool, seed: int) -> Scaled:
-    """Of 8 bits, with rows and columns of many sizes; it means numbers around 1."""
+    """An 8-bit matrix whose rows and columns have many scales; dequantised values are around 1."""
     noise = torch.Generator().manual_seed(seed)
     product = 1e4 * torch.randn(shape, generator=noise)
     rows = 1e-3 * (0.5 + torch.rand((*shape[:-1], 1), generator=noise))

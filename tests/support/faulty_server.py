@@ -1,7 +1,7 @@
-"""A speech server that lies, stalls and breaks in every way that has a name, on loopback, byte by byte.
+"""A speech server on loopback with every known fault: it lies, stalls and breaks off, byte by byte.
 
-It "speaks" by giving each character a tone, so that its own recogniser, an OpenAI-compatible transcription route, can
-tell exactly what was said. The request's `voice` chooses what goes wrong.
+It "speaks" by giving each character a tone, so that its own recogniser, an OpenAI-compatible
+transcription route, can tell exactly what was said. The request's `voice` chooses what goes wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOWEST_HZ, _STEP_HZ = 500.0, 60.0
 _CHUNKS = 6
 OTHER_TEXT = "these words belong to a stranger who is not even here today"
 
-#: What `voice` asks for, and the faults that a judge must find: exactly these.
+#: By the value of `voice`: the faults that a judge must find, no more and no less.
 FAULTS: dict[str, set[str]] = {
     "good": set(),
     "empty": {"no_audio"},

@@ -25,7 +25,9 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """Modules that `module` imports anywhere in its file, also inside functions, but for type checking only."""
+    """Modules that `module` imports anywhere in its file, also inside functions, but for type
+    checking only.
+    """
     return frozenset(_imported(module))
 
 
@@ -76,7 +78,9 @@ def reachable(*starts: str) -> set[str]:
 
 
 def circles() -> list[list[str]]:
-    """Groups of modules that import each other in a circle (strongly connected, by Tarjan's algorithm)."""
+    """Groups of modules that import each other in a circle (strongly connected, by Tarjan's
+    algorithm).
+    """
     found: list[list[str]] = []
     index: dict[str, int] = {}
     low: dict[str, int] = {}

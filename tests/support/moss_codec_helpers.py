@@ -20,7 +20,8 @@ from hocket.models.moss_codec.config import MossCodecConfig
 from hocket.models.moss_codec.weights import codec_weight_table
 from tests.support.paths import GOLDEN
 
-#: Relative and absolute. Outputs have an rms of about 3.5; float32 rounding over the tiny chains stays under 7e-6.
+#: Relative and absolute. Outputs have an rms of about 3.5; float32 rounding over the tiny chains
+#: stays under 7e-6.
 TOLERANCE = 2e-5
 
 
@@ -67,7 +68,9 @@ def chain_config(
     contexts: Sequence[int],
     n_codebooks: int,
 ) -> dict[str, Any]:
-    """A config with one transformer after each patch (encoder order); `contexts` in tokens. `channels=None` is v1."""
+    """A config with one transformer after each patch (encoder order); `contexts` in tokens.
+    `channels=None` is v1.
+    """
     frame_rate = 10
     product = 1
     for patch in patches:
@@ -125,7 +128,9 @@ def chain_config(
 
 
 def random_codec(raw: dict[str, Any], seed: int = 0) -> MossCodec:
-    """Random weights; the scales are large so that attention, and with it a wrong window, weighs in the output."""
+    """Random weights; the scales are large so that attention, and with it a wrong window, weighs in
+    the output.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         codec = MossCodec(MossCodecConfig.from_dict(raw))

@@ -1,4 +1,5 @@
-"""The codec written a second time, for tests: whole sequences, float64, straight from a checkpoint's own tensors.
+"""The codec written a second time, for tests: whole sequences, float64, straight from a
+checkpoint's own tensors.
 
 No state, no chunks, no fused or folded weights: what spec/qwen3 9 and 10 say, a line each.
 """

@@ -1,4 +1,6 @@
-"""The golden codec, and random ones of other shapes, written as checkpoints and loaded like any other."""
+"""The golden codec, and random ones of other shapes, written as checkpoints and loaded like any
+other.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from tests.support.plain_codec import PlainCodec
 
 GOLDEN = paths.GOLDEN / "qwen3_tts"
 FOLDER = GOLDEN / "base_1b7" / "speech_tokenizer"
-#: Of samples, whose rms is 0.33. Snake turns by up to e^alpha of its input, so the random weights of the golden codec
-#: blow rounding up: float32 is 8e-5 off float64, whatever computes it, and 1.1e-4 off between chunkings.
+#: For samples with an rms of 0.33. Snake turns by up to e^alpha of its input, so the random weights
+#: of the golden codec amplify rounding: any float32 result is 8e-5 off float64, and chunkings
+#: differ by 1.1e-4.
 WAVE_TOLERANCE = 2e-4
 
 
@@ -69,7 +72,7 @@ def golden_tensors(name: str = "codec") -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Pair:
-    """One checkpoint, loaded by the product and read by the plain twin."""
+    """One checkpoint, loaded by the product and read by the reference."""
 
     codec: Qwen3Codec
     plain: PlainCodec

@@ -43,7 +43,9 @@ class Checkpoint:
 
 
 class _Whole(nn.Module):
-    """A checkpoint's file as the golden tensors need it: the talker; the speaker encoder's tensors are only held."""
+    """A checkpoint's file as the golden tensors need it: the talker; the speaker encoder's tensors
+    are only held.
+    """
 
     def __init__(self, config: Qwen3TtsConfig, others: dict[str, tuple[int, ...]]) -> None:
         super().__init__()

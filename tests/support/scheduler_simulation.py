@@ -1,7 +1,8 @@
-"""Drives a scheduler as the engine does, with runners that only remember: what every K/V page holds, who was sent what.
+"""Drives a scheduler as the engine does, with runners that record pages and deliveries.
 
-The device is modelled where a scheduling mistake would show: a K/V row's content depends on all rows before it, so each
-launch checks that the page table leads to the request's own rows, all of them computed, in order.
+The device is modelled where a scheduling mistake would show: a K/V row's content depends on all
+rows before it, so each launch checks that the page table leads to the request's own rows, all of
+them computed, in order.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Simulation:
         self.scheduler.finish(request, reason, self.now)
 
     def step(self, *, talker_is_done: bool = True, codec_is_done: bool = True) -> None:
-        """One engine step. A frame that is not done stays in flight, and nothing else is launched until it was read;
-        chunks come back in the step after their launch, or later.
+        """One engine step. A frame that is not done stays in flight, and nothing else is launched
+        until it was read; chunks come back in the step after their launch, or later.
         """
         scheduler = self.scheduler
         self.now += STEP_SECONDS
@@ -89,7 +90,9 @@ class Simulation:
         scheduler.check_integrity()
 
     def run(self, limit: int = 2000) -> int:
-        """Step until all is done; returns the steps taken, and fails when `limit` of them are not enough."""
+        """Step until all is done; returns the steps taken, and fails when `limit` of them are not
+        enough.
+        """
         for steps in range(limit):
             if self.scheduler.idle:
                 return steps

@@ -1,4 +1,4 @@
-"""What is written, and what is read out: the table that `tests/text/test_normalize.py` checks and counts."""
+"""Written text and its normalized form: the table that `tests/text/test_normalize.py` checks."""
 
 from __future__ import annotations
 

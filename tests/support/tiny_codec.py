@@ -42,7 +42,9 @@ def tiny_recipe() -> Recipe:
 
 
 def write_speech(folder: Path, seed: int = 0) -> None:
-    """A DATA folder: twelve seconds of harmonic tones, labelled by pitch, in utterances of uneven lengths."""
+    """A DATA folder: twelve seconds of harmonic tones, labelled by pitch, in utterances of uneven
+    lengths.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     frames = 480

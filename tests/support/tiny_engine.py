@@ -1,4 +1,6 @@
-"""Engines on the golden checkpoints, and traffic for them: everything is drawn from seeds, time included."""
+"""Engines on the golden checkpoints, and traffic for them: everything is drawn from seeds, time
+included.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,12 @@ def codec() -> Codec:
 
 @cache
 def talker() -> LoadedTalker:
-    """As it is: it stops after some 3 frames."""
+    """The golden talker unchanged: it stops after some 3 frames."""
     return load_talker(GOLDEN / "local_tiny", device=torch.device("cpu"), dtype=torch.float32)
 
 
 def with_stop_head(weight_2D: Tensor) -> LoadedTalker:
-    """The golden talker with another stop head; all other weights are shared with nobody, so tests may edit them."""
+    """The golden talker with another stop head; all weights are copies, so tests may edit them."""
     original = talker().talker
     assert isinstance(original, MossLocalTalker)
     edited = copy.deepcopy(original)
@@ -64,7 +66,9 @@ def stop_head_weight() -> Tensor:
 
 @cache
 def patient_talker() -> LoadedTalker:
-    """Stops after 0 to 40 frames: the go logit has grown along the direction that hidden states have in common."""
+    """Stops after 0 to 40 frames: the go logit has grown along the direction that hidden states
+    have in common.
+    """
     seen: list[Tensor] = []
     logits = MossLocalTalker.stop_logits
 
@@ -97,7 +101,9 @@ def mute_talker() -> LoadedTalker:
 
 
 class TickingClock:
-    """A millisecond a look, and sometimes a long wait: the load decides what is due when, not the machine."""
+    """Advances by a millisecond per reading, sometimes by 50: due times do not depend on the
+    machine.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -123,7 +129,7 @@ def from_parts(parts: EngineParts, clock: TickingClock | None = None) -> Engine:
 
 @dataclass(slots=True)
 class Heard:
-    """What a client has got of one request of an engine."""
+    """All that a client has received for one request."""
 
     engine: Engine
     codes: list[NDArray[np.int64]] = field(default_factory=list)
@@ -177,8 +183,8 @@ class Listener:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.heard: dict[str, Heard] = {}
-        #: Bits of the hidden state that each frame of a request was made from, by name and frame: a difference there
-        #: seldom changes a code.
+        #: Bits of the hidden state that each frame of a request was made from, by name and frame: a
+        #: difference there seldom changes a code.
         self.hidden: dict[tuple[str, int], bytes] = {}
         runner = engine.parts.talker
         assert isinstance(runner, TalkerRunner)
@@ -207,7 +213,7 @@ class Listener:
         return chunks
 
     def hidden_of(self, name: str) -> list[bytes]:
-        """Of the frames that count, in order."""
+        """Hidden states of the delivered frames, in order."""
         return [self.hidden[name, frame] for frame in range(len(self.heard[name].all_codes))]
 
     def run(self, limit: int = 5000) -> dict[str, Heard]:
@@ -263,7 +269,9 @@ def codes(seed: int, frames: int) -> NDArray[np.int64]:
 
 @cache
 def calls(count: int = 64, *, more_frames: int = 0) -> list[Call]:
-    """Requests of every kind, for up to 30 and `more_frames` frames. Voices recur, so prefixes and codes are shared."""
+    """Requests of every kind, for up to 30 and `more_frames` frames. Voices recur, so prefixes and
+    codes are shared.
+    """
     random = np.random.default_rng(0)
     voices = [None, None, codes(1, 9), codes(2, 23), noise(3, 0.9), noise(4, 2.3), [codes(5, 4), noise(3, 0.9)]]
     made = []
@@ -298,9 +306,9 @@ def qwen3_calls(*, more_frames: int = 0) -> list[Call]:
     return [Call(one, int(random.choice([0, 0, 0, 1, 5])), bool(random.random() < 0.7)) for one in requests]
 
 
-#: The golden talkers that the engine's own tests run on, with the traffic for each: a family adds one that stops late
-#: and one that never stops. The endless ones are asked for 20 frames more: all requests grow before the first one ends,
-#: so memory does run out.
+#: The golden talkers that the engine's own tests run on, with the traffic for each: a family adds
+#: one that stops late and one that never stops. The endless ones are asked for 20 frames more: all
+#: requests grow before the first one ends, so memory does run out.
 TALKERS = {
     "patient": (patient_talker, calls, 0),
     "endless": (endless_talker, calls, 20),

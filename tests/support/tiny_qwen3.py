@@ -1,4 +1,6 @@
-"""The golden Qwen3-TTS base checkpoint as a family under test: talkers that stop late or never, and requests."""
+"""The golden Qwen3-TTS base checkpoint as a family under test: talkers that stop late or never, and
+requests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "qwen3_tts" / "base_1b7"
 SAMPLE_RATE = 24_000
-#: Of stopping, at a typical hidden state: speech of some 6 frames.
+#: Logit of stopping at a typical hidden state: speech lasts some 6 frames.
 STOP_PROBABILITY = 0.25
 
 
@@ -51,7 +53,9 @@ def endless_talker() -> LoadedTalker:
 
 @cache
 def patient_talker() -> LoadedTalker:
-    """Stops after 2 to 40 frames: the stop's row has grown along the direction that hidden states have in common."""
+    """Stops after 2 to 40 frames: the stop's row has grown along the direction that hidden states
+    have in common.
+    """
     original = talker().talker
     assert isinstance(original, Qwen3TtsTalker)
     prompts = [talker().prompt.build(request, [], [np.ones(64, np.float32)]) for request in _plain_requests()]
@@ -81,7 +85,9 @@ def voice(seed: int, seconds: float) -> AudioArray:
 
 
 def requests(words: tuple[str, ...], count: int, more_frames: int) -> list[SpeechRequest]:
-    """Of every kind: voices alone and with their words, text up front and a token a frame. Voices recur."""
+    """Requests of every kind: voices with and without transcript, text up front and a token per
+    frame. Voices recur.
+    """
     random = np.random.default_rng(0)
     voices = [voice(1, 0.6), voice(2, 0.93), voice(3, 2.1)]
     return [

@@ -3,9 +3,9 @@
     python -m tests.support.trace_request          # Engine.generate, in this process
     python -m tests.support.trace_request --http   # hocket serve: front end and worker together
 
-A file counts when one of its functions runs between the request and its answer; loading and starting do not count.
-The request is a plain sentence with the built-in model on a CPU. docs/architecture.md lists what this prints, and
-tests/test_request_path.py compares the two.
+A file counts when one of its functions runs between the request and its answer; loading and
+starting do not count. The request is a plain sentence with the built-in model on a CPU.
+docs/architecture.md lists what this prints, and tests/test_request_path.py compares the two.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def trace_in_process() -> list[str]:
 
 
 def trace_http() -> list[str]:
-    """Files that `POST /v1/audio/speech` runs through: the front end's, then the worker's that are not among them."""
+    """Files that `POST /v1/audio/speech` runs through: the front end's, then the worker's that are
+    not among them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder)
         (notes / "sitecustomize.py").write_text(

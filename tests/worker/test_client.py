@@ -37,7 +37,7 @@ CONFIG = EngineConfig(
     runaway=RunawayPolicy(multiple=0, loop_seconds=0, silence_seconds=0),
     chunks=ChunkPolicy(steady_chunk_frames=8),
 )
-#: Of the endless model: speaks until it has this many frames.
+#: Frame limit for requests to the endless model.
 LONG = 1500
 
 
@@ -59,13 +59,13 @@ def spec(endless: Path, golden: Path) -> EngineSpec:
 
 @pytest.fixture(scope="module")
 def engine(spec: EngineSpec) -> Engine:
-    """The same, in this process."""
+    """The same engine in this process."""
     return Engine.load(spec.model, spec.codec, config=spec.config)
 
 
 @pytest.fixture(scope="module")
 def endpoint(spec: EngineSpec) -> Iterator[str]:
-    """A worker that all tests may use which do it no harm."""
+    """A worker shared by all tests that leave it intact."""
     with tempfile.TemporaryDirectory(prefix="hocket-test-") as folder:
         address = f"ipc://{folder}/s"
         command = [sys.executable, "-m", "hocket.worker.process", address, spec.model_dump_json()]
@@ -97,8 +97,8 @@ def tone(seconds: float, rate: int, channels: int = 1) -> AudioArray:
 
 
 def streamed(engine: Engine, request: SpeechRequest) -> Speech:
-    """As `generate`, in the chunks of a stream: with other shapes, the last bits of samples are
-    others.
+    """Like `generate`, but in the chunks of a stream: with other shapes, the last bits of samples
+    are others.
     """
     return joined(list(engine.stream(request)))
 
@@ -213,7 +213,7 @@ def test_cancel_frees_the_row_within_two_steps(endpoint: str, engine: Engine) ->
         rest = [chunk async for chunk in stream]
         assert rest[-1].end is not None
         assert rest[-1].end.finish_reason == "cancelled"
-        # What the worker counts while it sends the last chunk: the steps between are those that
+        # The count when the worker sends the last chunk: the steps in between are those that
         # this request lived.
         while (after := await client.stats()).engine.scheduler.rows_free < CONFIG.rows - 1:
             assert after.engine.steps <= at_cancel.engine.steps + 2
@@ -243,7 +243,7 @@ def test_a_reader_that_sleeps_is_bounded_and_alone_in_it(endpoint: str, engine: 
     with_client(endpoint, body)
 
 
-def test_a_bad_request_fails_as_in_process_and_harms_nobody(endpoint: str, engine: Engine, tmp_path: Path) -> None:
+def test_a_bad_request_fails_as_in_process_and_harms_no_other(endpoint: str, engine: Engine, tmp_path: Path) -> None:
     folder, empty, text = tmp_path / "folder", tmp_path / "empty.wav", tmp_path / "text.wav"
     folder.mkdir()
     empty.touch()
@@ -368,7 +368,7 @@ def test_workers_are_replaced_when_they_hang_and_when_they_leave(spec: EngineSpe
             await client.wait_ready(30)
             second = client.pid
             assert_same(await client.generate(request(5)), expected)
-            # Nobody asked the client to stop, so a worker that leaves in peace is replaced as well.
+            # The client was not stopped, so a worker that exits with code 0 is replaced as well.
             os.kill(second, signal.SIGTERM)
             await reach(client, "down", 5)
             await client.wait_ready(30)

@@ -25,7 +25,7 @@ CONFIG = EngineConfig(
     runaway=RunawayPolicy(multiple=0, loop_seconds=0, silence_seconds=0),
     chunks=ChunkPolicy(steady_chunk_frames=8),
 )
-#: Frames that nobody waits for.
+#: Frame limit for requests that are cancelled.
 LONG = 1500
 
 
@@ -37,7 +37,7 @@ def spec(golden: Path) -> EngineSpec:
 
 
 def request(i: int, frames: int = 12) -> SpeechRequest:
-    """Of exactly so many frames, whatever the model would like."""
+    """A request for exactly `frames` frames."""
     return SpeechRequest(text=f"Text number {i}.", seed=i, min_frames=frames, max_frames=frames)
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_dies_takes_only_its_own_requests_along(spec: EngineSpec) 
     asyncio.run(run())
 
 
-def test_one_that_cannot_load_is_everybodys_error(spec: EngineSpec, tmp_path: Path) -> None:
+def test_one_that_cannot_load_is_the_error_of_all(spec: EngineSpec, tmp_path: Path) -> None:
     broken = spec.model_copy(update={"model": str(tmp_path)})
 
     async def run() -> None:

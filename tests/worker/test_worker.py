@@ -1,4 +1,4 @@
-"""The worker's loop over an engine that does as it is told, on a thread of this process."""
+"""The worker's loop around the fake engine, on a thread of this process."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_broken_engine_ends_all_requests_and_the_process(how: str, caplog: pyt
     assert SECRET not in caplog.text
 
 
-def test_a_request_that_trips_over_a_bug_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_trips_over_a_bug_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def body(client: EngineClient) -> None:
         good = await client.submit(SpeechRequest(text="200"))
         bad = await client.submit(SpeechRequest(text=SECRET))  # int() of it raises
@@ -201,7 +201,7 @@ def test_a_request_that_crosses_the_drain_is_rejected() -> None:
         stream = await client.submit(SpeechRequest(text="3"))
         await anext(stream)
         served.worker.drain()
-        late = await client.submit(SpeechRequest(text="1"))  # the worker is in a step: nobody knows yet
+        late = await client.submit(SpeechRequest(text="1"))  # the worker is in a step: the client does not know yet
         with pytest.raises(EngineStoppedError, match="about to stop"):
             await anext(late)
         assert len([chunk async for chunk in stream]) == 3
@@ -254,12 +254,12 @@ def test_a_front_end_that_does_not_read_loses_its_requests_and_hears_why() -> No
     engine = new_engine(frame_samples=2400)
 
     async def body(client: EngineClient) -> None:
-        deaf = served.context.socket(zmq.DEALER)
-        deaf.set_hwm(10)
-        deaf.connect(served.endpoint)
-        deaf.send(encode(Hello(VERSION)))
+        silent = served.context.socket(zmq.DEALER)
+        silent.set_hwm(10)
+        silent.connect(served.endpoint)
+        silent.send(encode(Hello(VERSION)))
         message = submit_message("x", SpeechRequest(text="1000000"), [], priority=0, streaming=True)
-        deaf.send_multipart(message)
+        silent.send_multipart(message)
         while not (await client.stats()).open_requests:
             await asyncio.sleep(0.01)
         stream = await client.submit(SpeechRequest(text="3000"))
@@ -269,12 +269,12 @@ def test_a_front_end_that_does_not_read_loses_its_requests_and_hears_why() -> No
                 await asyncio.sleep(0.01)
         assert (await client.stats()).open_requests == 0
         for _ in range(10_000):
-            assert deaf.poll(3000)
-            last = decode_from_worker(deaf.recv_multipart(copy=False)[0])
+            assert silent.poll(3000)
+            last = decode_from_worker(silent.recv_multipart(copy=False)[0])
             if isinstance(last, Stopped):
                 break
         assert isinstance(last, Stopped)
-        deaf.close(linger=0)
+        silent.close(linger=0)
 
     with serving(engine) as served:
         with_client(served, body)

@@ -1,4 +1,4 @@
-"""What goes into the wire comes out of it."""
+"""Messages come off the wire as they were sent."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_message_that_names_fields_travels_as_such() -> None:
 
 
 def test_what_an_engine_is_keeps_its_bytes() -> None:
-    """Its fields lie flat behind the process: a byte that moves is another `VERSION`."""
+    """The fields of `EngineInfo` follow the pid: changing a byte here means raising `VERSION`."""
     traits = VoiceTraits(task_type="Base", hears_recordings=True, levels_references=False)
     info = EngineInfo(
         model="m",
