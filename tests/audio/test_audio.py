@@ -67,7 +67,7 @@ def signal_to_noise_db(wanted_CS: NDArray[np.float32], found_CS: NDArray[np.floa
     return float(10 * np.log10(np.square(wanted_CS).sum() / np.square(wanted_CS - found_CS).sum()))
 
 
-# ---------------------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------------------- reading
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_what_is_not_audio_is_refused_by_name(tmp_path: Path, content: bytes, me
         decoded(content)
 
 
-# A part of an Ogg stream is an Ogg stream, and so one cut short cannot be told.
+# A part of an Ogg stream is a valid one, so a truncated one cannot be detected.
 DAMAGE = [
     *((muxer, codec, "cut") for muxer, codec in [("flac", "flac"), ("ipod", "aac"), ("webm", "libopus")]),
     *((muxer, codec, "overwritten") for muxer, codec in [("flac", "flac"), ("ipod", "aac"), ("webm", "libopus")]),
@@ -215,7 +215,7 @@ def test_a_script_cannot_open_other_files(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "secret.wav").write_bytes(wav_bytes())
     monkeypatch.chdir(tmp_path)
     script = b"ffconcat version 1.0\nfile 'secret.wav'\n"
-    with av.open(io.BytesIO(script)) as container:  # what FFmpeg does if it is let
+    with av.open(io.BytesIO(script)) as container:  # FFmpeg's behaviour without the guard
         assert container.streams.audio
     with pytest.raises(AudioFileError, match="is not an audio file"):
         decoded(script)
@@ -253,11 +253,13 @@ def test_a_recording_of_exactly_the_limit_is_read() -> None:
         decode_audio(wav_bytes(16001), max_bytes=1 << 20, max_seconds=1.0)
 
 
-# ---------------------------------------------------------------------------------------------------- resampling
+# ------------------------------------------------------------------------------------- resampling
 
 
 def direct_resample(samples_S: NDArray[np.float32], from_rate: int, to_rate: int) -> NDArray[np.float64]:
-    """The defining sum, output by output, in float64: sum over inputs of x[i] h(n / to - i / from)."""
+    """The defining sum, output by output, in float64: sum over inputs of x[i] h(n / to - i /
+    from).
+    """
     cutoff_hertz = 0.99 * min(from_rate, to_rate)
     outputs = []
     for n in range(math.ceil(len(samples_S) * to_rate / from_rate)):
@@ -290,7 +292,8 @@ def test_resampling_is_the_defining_sum(from_rate: int, to_rate: int, length: in
     for samples_S, found_S in zip(samples_CS, found_CS, strict=True):
         wanted_S = direct_resample(samples_S, from_rate, to_rate)
         assert found_S.shape == wanted_S.shape
-        # Float32 times are off by 6e-8 of a period of the two rates, which is long where they have no common divisor.
+        # Float32 times are off by 6e-8 of a period of the two rates, which is long where they have
+        # no common divisor.
         period_taps = max(from_rate, to_rate) / math.gcd(from_rate, to_rate)
         np.testing.assert_allclose(found_S, wanted_S, rtol=0, atol=5e-5 if period_taps < 1000 else 5e-4)
 
@@ -328,14 +331,14 @@ def test_read_only_samples_are_resampled() -> None:
     assert resample(samples_CS, 8000, 16000).shape == (1, 1600)
 
 
-# ---------------------------------------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------------------------- writing
 
 
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate", [48000, 24000, 44100, 16000])
 @pytest.mark.parametrize(
     ("suffix", "decibels", "edge"),
-    # `edge`: samples that may be too many; ADTS and WebM state no padding, the others are exact.
+    # `edge`: allowed surplus of samples; ADTS and WebM state no padding, the others are exact.
     [
         (".wav", 75, 0),
         (".flac", 75, 0),

@@ -1,4 +1,4 @@
-"""Codes in `.npy` files, and what is refused."""
+"""Codes in `.npy` files, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References: which recordings are refused, and what the codec gets of the others."""
+"""Reference recordings: refusals, and the samples that the codec gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The registry: families are found by name, imported only when they are needed, and named nowhere else."""
+"""The registry: families are found by name, imported only when they are needed, and named nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.paths import GOLDEN, REPOSITORY
 
 from hocket import Engine, SpeechRequest
 from hocket.bench.engine.random_model import random_models
@@ -20,6 +21,7 @@ from hocket.config import EngineConfig
 from hocket.errors import ConfigError
 from hocket.models import registry
 from hocket.models.registry import CODECS, TALKERS
+from tests.support.paths import GOLDEN, REPOSITORY
 
 SOURCE = REPOSITORY / "src/hocket"
 
@@ -111,7 +113,8 @@ def test_without_its_entry_it_is_refused(made_up: Path, monkeypatch: pytest.Monk
 
 # ---- names of families
 
-#: By package, what code may call a family by: its package, its `model_type`, the beginning of its classes' names.
+#: By package, what code may call a family by: its package, its `model_type`, the beginning of its
+#: classes' names.
 NAMES = {
     package.rpartition(".")[2]: (
         package.rpartition(".")[2],

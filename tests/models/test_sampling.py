@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.support import paths
 from torch import Tensor
 
 from hocket.core import MAX_SEED
@@ -21,6 +20,7 @@ from hocket.kernels.reference import sampling
 from hocket.kernels.reference.philox import philox4x32, uniforms
 from hocket.kernels.reference.sampling import probabilities
 from hocket.kernels.types import DrawArgs
+from tests.support import paths
 
 GOLDEN = paths.GOLDEN / "local_tiny" / "golden_local.safetensors"
 TRIPLES = [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.0, 1, 1.0), (1.0, 50, 0.95), (1.2, 25, 1.0), (1.7, 25, 0.8)]

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 import zmq
-from tests.support.cli_runner import run
-from tests.support.paths import REPOSITORY
-from tests.support.sampling import sampling_batch
 
 from hocket.core import Sampling, SamplingFields, SpeechRequest
 from hocket.kernels.types import DrawArgs, DrawParams
@@ -21,6 +18,9 @@ from hocket.models.qwen3_tts.family import recommended_sampling
 from hocket.models.sampling import ResolvedSampling
 from hocket.server.schemas import SpeechBody
 from hocket.worker.messages import Submit, decode_to_worker, read_request, submit_message
+from tests.support.cli_runner import run
+from tests.support.paths import REPOSITORY
+from tests.support.sampling import sampling_batch
 
 PREDICTOR = "predictor_"
 #: In bounds of every parameter, and the default of none.

@@ -28,7 +28,7 @@ from tests.support.sampling import sampling_batch
 
 GOLDEN = paths.GOLDEN / "qwen3_tts"
 CHECKPOINTS = ("base_1b7", "base_0b6", "custom_1b7", "custom_0b6", "design_1b7")
-#: Relative to the golden tensor's largest value; float32 reorderings were seen to reach 2e-6.
+#: Tolerance relative to the golden tensor's maximum; reordered float32 sums reach 2e-6.
 TOLERANCE = 2e-5
 CPU = torch.device("cpu")
 

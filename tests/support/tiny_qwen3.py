@@ -21,7 +21,7 @@ from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "qwen3_tts" / "base_1b7"
 SAMPLE_RATE = 24_000
-#: Logit of stopping at a typical hidden state: speech lasts some 6 frames.
+#: Probability of stopping at a typical hidden state: speech lasts some 6 frames.
 STOP_PROBABILITY = 0.25
 
 

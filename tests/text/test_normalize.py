@@ -1,4 +1,4 @@
-"""The text normalizer: a table of what is read how, and what holds for every text."""
+"""The text normalizer: a table of written and spoken texts, and properties of all texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.errors import InvalidRequestError
 from hocket.text.normalize import normalize, normalize_request
 from tests.support.text_cases import CASES
 
-#: All that rules look at, so that most of what hypothesis makes of it meets one.
+#: All characters that rules look at, so that most generated texts match one.
 TRICKY = "0123456789.,:;-–/'\"$€%°² \n()+=&@#~^xXABIVkmstndrhpJanMyDcw"
 
 
@@ -57,7 +57,9 @@ def test_other_languages_are_left_alone() -> None:
     "unit", ["1", "1-", ".,", "- ", "\n ", "+1", "a.", "AB ", "$1 ", "1/", "'", "3:45 pm ", "é", "x@"]
 )
 def test_long_texts_take_time_in_proportion(unit: str) -> None:
-    """A rule that looked at the rest of the text at every match would take 100 times as long for 10 times more."""
+    """A rule that scanned the rest of the text at every match would take 100 times as long for 10
+    times the text.
+    """
 
     def seconds(characters: int) -> float:
         text = (unit * characters)[:characters]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hocket.text.segment import SentenceBuffer, split_text
 
-#: Any Unicode, lone surrogates too, with more of what makes cutting hard.
+#: Any Unicode, lone surrogates included, with more characters that make cutting hard.
 HARD = st.sampled_from(
     [
         *(
@@ -187,14 +187,15 @@ def test_a_space_that_carries_a_mark_is_no_space_to_drop() -> None:
 
 def test_the_best_break_in_reach_is_taken() -> None:
     words = "lorem ipsum dolor sit amet"
-    # A paragraph past the half goes before a later sentence; an early one does not.
+    # A paragraph past the half wins over a later sentence; an early one does not.
     assert split_text(f"{words}\n\nA. {words}", 45) == [words, f"A. {words}"]
     assert split_text(f"Hm\n\n{words}. Yes {words}", 40) == [f"Hm\n\n{words}.", f"Yes {words}"]
-    # A sentence, however short, before a clause; a clause past a quarter before a word; an early one not.
+    # A sentence, however short, before a clause; a clause past a quarter before a word; an early
+    # one not.
     assert split_text(f"Ah. I {words}, {words}", 30) == ["Ah.", f"I {words},", words]
     assert split_text(f"{words}, {words}", 40) == [f"{words},", words]
     assert split_text(f"Oh, {words} {words}", 40) == [f"Oh, {words} lorem", "ipsum dolor sit amet"]
-    # A line end is a clause's, a no-break space is no end at all.
+    # A line end ends a clause; a no-break space ends nothing.
     assert split_text(f"{words}\n{words}", 40) == [words, words]
     assert split_text("aaa 10\u00a0km", 8) == ["aaa", "10\u00a0km"]
     assert split_text("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
@@ -215,7 +216,7 @@ def test_hostile_texts_take_linear_time(text: str) -> None:
 @settings(deadline=None)
 @given(text=st.text(alphabet="ab1 .,\n", max_size=300), most=st.integers(20, 60))
 def test_pieces_are_measured_by_what_they_say(text: str, most: int) -> None:
-    """A digit says ten letters."""
+    """A digit counts as ten letters."""
 
     def length(piece: str) -> int:
         return sum(10 if c.isdigit() else 1 for c in piece)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from benchmarks.gpu.fp8_error import fp8_errors, relative_error
 from benchmarks.gpu.fp8_error import main as fp8_error_command
-from tests.support.paths import REPOSITORY
 from torch import Tensor, nn
 
 from hocket.bench.engine.random_model import loaded_models
@@ -29,6 +28,7 @@ from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.registry import load_codec, load_talker
+from tests.support.paths import REPOSITORY
 
 CPU = torch.device("cpu")
 

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.moss_codec_helpers import golden, raw_config
-from tests.support.paths import GOLDEN
 
 from hocket.checkpoint.weights import load_weights
 from hocket.errors import ConfigError
 from hocket.models.moss_codec.codec import MossCodec
 from hocket.models.moss_codec.config import MossCodecConfig, TransformerSpec
 from hocket.models.moss_codec.weights import codec_weight_table
+from tests.support.moss_codec_helpers import golden, raw_config
+from tests.support.paths import GOLDEN
 
-#: patch before it, input, width, output, layers, heads, FFN, context in seconds (v2): spec 2.2 and 2.9.
+#: Patch before the stage, input, width, output, layers, heads, FFN, context in seconds (v2): spec
+#: 2.2 and 2.9.
 FULL_V2 = [
     (240, 240, 768, 384, 12, 12, 3072, 1.0),
     (2, 768, 768, 384, 12, 12, 3072, 2.0),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.moss_codec_helpers import TOLERANCE, assert_same, golden, poison, stream, whole_wave
 from torch import Tensor, nn
 
 from hocket.models.codec import WHOLE_CHUNK_FRAMES
+from tests.support.moss_codec_helpers import TOLERANCE, assert_same, golden, poison, stream, whole_wave
 
 
 def test_lookup_is_both_projections_folded() -> None:
@@ -62,7 +62,9 @@ def test_v1_streams_exactly_where_its_official_ring_does_not(seconds: str, frame
 
 @pytest.mark.parametrize("name_all_rows", [False, True], ids=["named-rows", "zero-counts"])
 def test_golden_batch_plan(name_all_rows: bool) -> None:
-    """Rows that join and pause: named or not, or always named with a count of zero where they pause."""
+    """Rows that join and pause: named or not, or always named with a count of zero where they
+    pause.
+    """
     v2 = golden("codec2_tiny")
     codes = [v2.tensors[f"batch/codes{row}"].T for row in (0, 1)]
     state = poison(v2.codec.new_decoder_state(2, 8))

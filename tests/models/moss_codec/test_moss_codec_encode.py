@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.moss_codec_helpers import assert_same, chain_config, golden, poison, random_codec, random_samples
 
 from hocket.models.codec import WHOLE_CHUNK_FRAMES
+from tests.support.moss_codec_helpers import assert_same, chain_config, golden, poison, random_codec, random_samples
 
 
 @pytest.mark.parametrize("i", [0, 1])

@@ -6,12 +6,13 @@ import copy
 from unittest import mock
 
 import torch
-from tests.support.moss_codec_helpers import golden, random_samples, stream, to_bf16, whole_wave
 
 from hocket.kernels import ops
 from hocket.models.moss_codec.codec import MossCodec
+from tests.support.moss_codec_helpers import golden, random_samples, stream, to_bf16, whole_wave
 
-#: Root mean square error of the bf16 decoder over the rms of its output; 0.7e-2 was measured on the golden codes.
+#: Root mean square error of the bf16 decoder over the rms of its output; 0.7e-2 was measured on the
+#: golden codes.
 BF16_RELATIVE_RMS = 1.5e-2
 
 
@@ -68,7 +69,9 @@ def test_quantizer_stays_float32_under_autocast() -> None:
 
 
 def test_whole_sequences_are_differentiable() -> None:
-    """Every weight of both chains gets a gradient, and the gradient is that of the function (by finite difference)."""
+    """Every weight of both chains gets a gradient, and the gradient is that of the function (by
+    finite difference).
+    """
     codec = copy.deepcopy(golden("codec2_tiny").codec).requires_grad_()
     frames = 20  # longer than every context, so the dense window takes part
     samples_BCS = random_samples(codec, frames * codec.config.frame_samples)[None].requires_grad_()
@@ -87,7 +90,9 @@ def test_whole_sequences_are_differentiable() -> None:
 
 
 def test_results_of_whole_files_may_enter_training() -> None:
-    """Streaming runs in inference mode, whose tensors autograd refuses to save; whole-file results are ordinary."""
+    """Streaming runs in inference mode, whose tensors autograd refuses to save; whole-file results
+    are ordinary.
+    """
     codec = golden("codec2_tiny").codec
     codes_TN = codec.encode_whole(random_samples(codec, 72))
     assert not codes_TN.is_inference()

@@ -1,4 +1,6 @@
-"""Streaming on rows equals the whole sequence for shapes, schedules and company that the golden files do not have."""
+"""Streaming on rows equals the whole sequence for shapes, schedules and neighbours beyond the
+golden files.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+
+from hocket.errors import InvalidRequestError
+from hocket.models.moss_codec.codec import MossCodec
 from tests.support.moss_codec_helpers import (
     assert_same,
     chain_config,
@@ -17,9 +22,6 @@ from tests.support.moss_codec_helpers import (
     stream,
     whole_wave,
 )
-
-from hocket.errors import InvalidRequestError
-from hocket.models.moss_codec.codec import MossCodec
 
 SHAPES: dict[str, dict[str, Any]] = {
     "mono-v2": chain_config(
@@ -58,7 +60,9 @@ def test_any_chunking_equals_the_whole(codec: MossCodec, schedule: list[int]) ->
 
 
 def test_every_length_around_the_contexts(codec: MossCodec) -> None:
-    """The whole sequence changes its mask where it outgrows a context; one frame more or less must not matter."""
+    """The whole sequence changes its mask where it outgrows a context; one frame more or less must
+    not matter.
+    """
     codes_TN = random_codes(codec, 14, codec.config.n_codebooks)
     wave_CS = stream(codec, codes_TN, [3, 3, 3, 3, 2])
     for frames in range(1, 15):
@@ -72,7 +76,9 @@ def test_a_prefix_of_the_codebooks(codec: MossCodec) -> None:
 
 
 def test_padding_leaves_no_trace(codec: MossCodec) -> None:
-    """Three rows advance by different counts in calls of the state's longest chunk, padded with other codes."""
+    """Three rows advance by different counts in calls of the state's longest chunk, padded with
+    other codes.
+    """
     longest = 6
     counts = [(6, 1, 0), (1, 6, 3), (5, 2, 6), (0, 6, 1), (6, 0, 6), (2, 5, 4), (6, 6, 6), (1, 1, 1)]
     codes_RTN = random_codes(codec, 3, sum(max(c) for c in counts) + longest, codec.config.n_codebooks)
@@ -141,7 +147,8 @@ def test_a_poisoned_neighbour_row_is_harmless() -> None:
 
 def test_state_bytes_follow_context_and_chunk() -> None:
     codec = golden("codec2_tiny").codec
-    # Decoder stages: 3 layers x 48 x (8 + 4), 2 x 32 x (10 + 8), 2 x 32 x (16 + 16); keys and values, float32, 5 rows.
+    # Decoder stages: 3 layers x 48 x (8 + 4), 2 x 32 x (10 + 8), 2 x 32 x (16 + 16); keys and
+    # values, float32, 5 rows.
     assert codec.new_decoder_state(5, 4).nbytes == 5 * 2 * 4 * (3 * 48 * 12 + 2 * 32 * 18 + 2 * 32 * 32)
 
 

@@ -1,4 +1,4 @@
-"""config.json of MOSS-TTS-Local: what is read, what is refused and in which words; and the weight table's reach."""
+"""config.json of MOSS-TTS-Local: values, refusals and their messages, and the weight table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import paths
-from tests.support.sampling import sampling_batch
 
 from hocket.errors import ConfigError
 from hocket.kernels.types import DrawParams
@@ -19,6 +17,8 @@ from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
 from hocket.models.sampling import ResolvedSampling
+from tests.support import paths
+from tests.support.sampling import sampling_batch
 
 GOLDEN = paths.GOLDEN / "local_tiny"
 REMOVED = object()
@@ -36,7 +36,9 @@ def _raw() -> dict[str, Any]:
 
 
 def changed(raw: dict[str, Any], **changes: object) -> dict[str, Any]:
-    """A copy with `section__key=value` set or removed; `qwen3__key` changes both names of the backbone's section."""
+    """A copy with `section__key=value` set or removed; `qwen3__key` changes both names of the
+    backbone's section.
+    """
     raw = copy.deepcopy(raw)
     for path, value in changes.items():
         section, _, key = path.rpartition("__")

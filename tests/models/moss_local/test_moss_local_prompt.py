@@ -1,4 +1,4 @@
-"""Prompt rows against the official processor's, and text that can only ever be text."""
+"""Prompt rows against the official processor's; no text produces a control id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tests.support import paths
 
 from hocket.core import SpeechRequest
 from hocket.engine.intake import check_fields
@@ -22,6 +21,7 @@ from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.prompt import MossLocalPrompt
 from hocket.text.join import join_texts
 from hocket.text.tokenizer import TextTokenizer
+from tests.support import paths
 
 TINY = paths.GOLDEN / "local_tiny"
 GOLDEN: dict[str, Any] = json.loads((TINY / "golden_prompts.json").read_text())
@@ -135,7 +135,7 @@ def test_fields_of_other_families_are_refused(fields: dict[str, Any]) -> None:
     check_fields(own, PROMPT.takes)
 
 
-# ---------------------------------------------------------------------------------------------------- joining texts
+# ---------------------------------------------------------------------------------- joining texts
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_given_join_is_taken_as_it_is(join: str) -> None:
     assert join_texts("你好 ", " world", join) == f"你好 {join} world"
 
 
-# ---------------------------------------------------------------------------------------------------- the tokenizer
+# ---------------------------------------------------------------------------------- the tokenizer
 
 SPECIAL_IDS = set(GOLDEN["special_ids"].values())
 

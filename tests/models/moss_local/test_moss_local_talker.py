@@ -1,4 +1,6 @@
-"""The talker against the official model's tensors (spec/moss 5.3), cached, chunked, batched and whole."""
+"""The talker against the official model's tensors (spec/moss 5.3), cached, chunked, batched and
+whole.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,6 @@ from dataclasses import astuple, replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support import paths
-from tests.support.sampling import sampling_batch
 from torch import Tensor
 
 from hocket.checkpoint.weights import load_weights
@@ -22,10 +22,12 @@ from hocket.models.moss_local.config import MossLocalConfig
 from hocket.models.moss_local.talker import MossLocalTalker
 from hocket.models.moss_local.weights import talker_weight_table, tied_copies
 from hocket.models.sampling import ResolvedSampling, SamplingBatch
+from tests.support import paths
+from tests.support.sampling import sampling_batch
 
 GOLDEN = paths.GOLDEN / "local_tiny"
 CASES = ("plain", "one_ref", "two_ref", "continuation", "fields")
-#: Relative to the golden tensor's largest value; float32 reorderings were seen to reach 2e-6.
+#: Tolerance relative to the golden tensor's maximum; reordered float32 sums reach 2e-6.
 TOLERANCE = 2e-5
 CPU = torch.device("cpu")
 
@@ -61,7 +63,9 @@ def assert_close(got: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) -> N
 
 
 class Pages:
-    """NaN pages with every sequence's pages handed out in a shuffled order, so that none lies next to its successor."""
+    """NaN pages with every sequence's pages handed out in a shuffled order, so that none lies next
+    to its successor.
+    """
 
     def __init__(self, talker: MossLocalTalker, sequences: int, rows: int, page_rows: int) -> None:
         config = talker.config
@@ -76,7 +80,7 @@ class Pages:
         self.table_BP = 1 + order.view(sequences, each)
 
     def batch(self, starts: Sequence[int], counts: Sequence[int]) -> PagedBatch:
-        """What a scheduler hands out: pages that no row has reached yet are still the scratch page."""
+        """The page table of a scheduler: pages that no row has reached yet are the scratch page."""
         starts_B, counts_B = torch.tensor(starts), torch.tensor(counts)
         used_B = -(-(starts_B + counts_B) // self.kv.page_rows)
         reached_BP = torch.arange(self.table_BP.shape[1]) < used_B[:, None]
@@ -89,7 +93,7 @@ class Pages:
 
 
 def alike(rows: int, repetition_penalty: float = 1.0, temperature: float = 0.0) -> SamplingBatch:
-    """The same parameters in all rows."""
+    """A sampling batch with the same parameters in all rows."""
     codes = DrawParams(temperature, 0.8, 25, repetition_penalty)
     return sampling_batch([ResolvedSampling(codes)] * rows, first_seed=7)
 
@@ -247,7 +251,9 @@ def test_teacher_forced_hidden_states_stepwise_and_whole(
 
 
 def eager_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-    """Causal attention that rounds scores and probabilities to the input's dtype, as the official eager path does."""
+    """Causal attention that rounds scores and probabilities to the input's dtype, as the official
+    eager path does.
+    """
     group = q_BTHD.shape[2] // k_BTGD.shape[2]
     k_BTHD, v_BTHD = (x.repeat_interleave(group, 2) for x in (k_BTGD, v_BTGD))
     scores = q_BTHD.transpose(1, 2) @ k_BTHD.permute(0, 2, 3, 1) * q_BTHD.shape[-1] ** -0.5
@@ -259,7 +265,9 @@ def eager_attention(q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
 def test_bfloat16_rounds_where_the_official_model_does(
     golden: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the official rounding inside attention, everything else agrees bit for bit; fused attention rounds less."""
+    """With the official rounding inside attention, everything else agrees bit for bit; fused
+    attention rounds less.
+    """
     talker = load_talker(torch.bfloat16)
     wanted_TD = golden["bf16/one_ref/last_hidden"]
     x_BTD = talker.embed(golden["one_ref/input_ids"][None])
@@ -278,7 +286,9 @@ def test_embed_frame_is_embed_of_the_slot_row(talker: MossLocalTalker) -> None:
 
 
 def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
-    """Each draw has its own noise slot, parameters and history; replayed from the depth model's whole-frame outputs."""
+    """Each draw has its own noise slot, parameters and history; replayed from the depth model's
+    whole-frame outputs.
+    """
     rows, n_vq = 6, talker.config.n_vq
     generator = torch.Generator().manual_seed(3)
     hidden_BD = 4 * torch.randn(rows, talker.config.hidden_size, generator=generator)
@@ -328,7 +338,9 @@ def test_a_drawn_frame_does_not_depend_on_the_other_rows(talker: MossLocalTalker
 
 
 def test_the_stop_decision_follows_its_own_temperature(talker: MossLocalTalker, golden: dict[str, Tensor]) -> None:
-    """At stop temperature 1 the share of stops is the softmax's; greedy codes make the decision greedy as well."""
+    """At stop temperature 1 the share of stops is the softmax's; greedy codes make the decision
+    greedy as well.
+    """
     rows = 4000
     hidden_BD = golden["plain/step_hidden"][:1].expand(rows, -1)
     probability = golden["plain/step_binary"][0].softmax(-1)[1].item()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.qwen3_codec_helpers import FOLDER, full_config, golden_codec, load, raw_config
 
 from hocket.errors import CheckpointError, ConfigError
 from hocket.models.qwen3_codec.config import Qwen3CodecConfig
 from hocket.models.qwen3_codec.family import codec_plan
 from hocket.models.qwen3_codec.weights import codec_weight_table, resident_bytes, unread_tensors
+from tests.support.qwen3_codec_helpers import FOLDER, full_config, golden_codec, load, raw_config
 
 
 def test_golden_config() -> None:
@@ -30,11 +30,14 @@ def test_golden_config() -> None:
 
 
 def test_full_size_codec() -> None:
-    """Tensor and number counts are those of the official classes at full size (spec/qwen3 1, 12)."""
+    """Tensor and number counts are those of the official classes at full size (spec/qwen3 1,
+    12).
+    """
     config = Qwen3CodecConfig.from_dict(full_config())
     table, unread = codec_weight_table(config), unread_tensors(config)
     assert len({entry.names[0] for entry in table} | set(unread)) == 496
-    # Not read: 4 projections of 512 x 256, 16 acoustic codebooks, and a flag for each of the encoder's 32.
+    # Unread: 4 projections of 512 x 256, 16 acoustic codebooks, and a flag for each of the
+    # encoder's 32.
     not_read = 4 * 512 * 256 + 16 * (2048 * 256 + 2048) + 32
     assert sum(prod(entry.shape) for entry in table) + not_read == 170_557_441
     parts = {
@@ -44,13 +47,16 @@ def test_full_size_codec() -> None:
     }
     for part, numbers in parts.items():
         assert sum(prod(e.shape) for e in table if e.parameter.startswith(f"{part}.")) == numbers
-    # Per stream: 71 + chunk positions of 8 x 2 x 1024, and 135 k numbers of tails, which keep inputs (spec: 141 k).
+    # Per stream: 71 + chunk positions of 8 x 2 x 1024, and 135 k numbers of tails, which keep
+    # inputs (spec: 141 k).
     spec = codec_plan(full_config(), torch.float32).empty().state_spec("decoder")
     assert spec.nbytes(1, 1) == 4 * (8 * 2 * 1024 * (72 + 1) + 135_232)
 
 
 def test_the_decoder_follows_the_compute_dtype() -> None:
-    """Kernels and matrices of the decoder, with their biases; never codebooks, norms, scales, Snake or the encoder."""
+    """Kernels and matrices of the decoder, with their biases; never codebooks, norms, scales, Snake
+    or the encoder.
+    """
     table = codec_weight_table(load(FOLDER, torch.bfloat16).config)
     half = {entry.parameter for entry in table if entry.dtype == torch.bfloat16}
     expected = {
@@ -76,7 +82,7 @@ def _tampered(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None])
 
 
 def test_a_checkpoint_without_flags_loads(tmp_path: Path) -> None:
-    """What is not read need not be there."""
+    """Tensors that are not read may be absent."""
     flag = "encoder.quantizer.semantic_residual_vector_quantizer.layers.0.codebook.initialized"
     codec = load(_tampered(tmp_path, lambda tensors: tensors.__delitem__(flag)))
     assert all(torch.equal(a, b) for a, b in zip(codec.parameters(), golden_codec().parameters(), strict=True))

@@ -1,4 +1,6 @@
-"""Codes to samples: the official decoder's own tensors, a plain twin for other shapes, and any chunking of either."""
+"""Codes to samples: the official decoder's tensors, a plain reference for other shapes, and any
+chunking.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+from hocket.kernels.reference import conv as reference_conv
 from tests.support.qwen3_codec_helpers import (
     FOLDER,
     SHAPES,
@@ -24,9 +29,6 @@ from tests.support.qwen3_codec_helpers import (
     stream,
     whole_wave,
 )
-from torch import Tensor, nn
-
-from hocket.kernels.reference import conv as reference_conv
 
 CODES_TN = golden_tensors()["decode/codes"][0].T.contiguous()
 WAVE_S = golden_tensors()["decode/wav"]
@@ -53,7 +55,8 @@ def test_samples_that_are_not_finite_do_not_become_loud_ones(value: float) -> No
 
 
 def test_every_stage_of_the_official_decoder() -> None:
-    """The largest error of each, relative to its rms; every Snake blows rounding up some four times.
+    """The largest error of each, relative to its rms; every Snake blows rounding up some four
+    times.
 
     What is in front of a Snake here only exists behind it.
     """
@@ -82,7 +85,7 @@ def test_every_stage_of_the_official_decoder() -> None:
             hook.remove()
     assert len(seen) == 10
     for name, found_MC in seen.items():
-        # Of the official class: [1, T, C] of the transformer, [1, C, T] of all others.
+        # Shapes of the official class: [1, T, C] in the transformer, [1, C, T] elsewhere.
         stage = expected[f"decode/{name}"][0]
         wanted_MC = stage if name == "pre_transformer" else stage.T
         if name[:5] == "stage" and name != "stage5":
@@ -93,7 +96,9 @@ def test_every_stage_of_the_official_decoder() -> None:
 
 
 def test_rounding_is_no_worse_than_the_official_one() -> None:
-    """Against float64: the official float32 result is 6e-5 off, so a tolerance of 2e-4 holds no mistake of ours."""
+    """Against float64: the official float32 result is 6e-5 off, so a tolerance of 2e-4 holds no
+    mistake of ours.
+    """
     truth_S = golden_pair().plain.decode(CODES_TN)
     assert float((WAVE_S - truth_S).abs().max()) > 3e-5
     assert_waves_equal(whole_wave(golden_codec(), CODES_TN), truth_S)
@@ -105,8 +110,9 @@ def test_any_chunking_of_the_golden_codes(schedule: list[int]) -> None:
 
 
 def test_the_official_windows_are_an_approximation() -> None:
-    """Windows of 12 frames with 5 before them, as the official package decodes what is long: reproduced by decoding
-    each window as a stream of its own, and not what the stream as a whole is.
+    """Windows of 12 frames with 5 before them, as the official package decodes what is long:
+    reproduced by decoding each window as a stream of its own, and not what the stream as a whole
+    is.
     """
     windows = []
     for start in range(0, len(CODES_TN), 12):
@@ -120,7 +126,9 @@ def test_the_official_windows_are_an_approximation() -> None:
 
 @pytest.mark.parametrize("name", ["icl_stream_text_longer", "icl_stream_text_shorter", "icl_nonstream"])
 def test_a_continued_recording_is_heard_first(name: str) -> None:
-    """In-context cloning: the official package decodes reference and speech together and cuts the reference off."""
+    """In-context cloning: the official package decodes reference and speech together and cuts the
+    reference off.
+    """
     tensors = golden_tensors("base_1b7")
     state, row_B = poison(golden_codec().new_decoder_state(1, 40)), torch.tensor([0])
     golden_codec().decode(tensors[f"{name}/ref/codes0"][None], state, row_B)

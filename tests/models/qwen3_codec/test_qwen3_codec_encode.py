@@ -1,4 +1,6 @@
-"""Recordings to codes: the official encoder's own tensors, a plain twin for other lengths and shapes, in any pieces."""
+"""Recordings to codes: the official encoder's tensors, a plain reference for other lengths and
+shapes, and any chunking.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+from hocket.errors import InvalidRequestError
+from hocket.models.qwen3_codec.codec import Qwen3Codec
 from tests.support.qwen3_codec_helpers import (
     FOLDER,
     SHAPES,
@@ -18,10 +24,6 @@ from tests.support.qwen3_codec_helpers import (
     random_pair,
     random_samples,
 )
-from torch import Tensor, nn
-
-from hocket.errors import InvalidRequestError
-from hocket.models.qwen3_codec.codec import Qwen3Codec
 
 WAVE_S = golden_tensors()["encode/wav"]
 CODES_TN = golden_tensors()["encode/codes"]
@@ -33,7 +35,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def encode(codec: Qwen3Codec, samples_1S: Tensor, schedule: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Codes [T, N] and latents [T, width] of a recording in pieces of `schedule` frames, on row 1 of three."""
+    """Codes [T, N] and latents [T, width] of a recording in pieces of `schedule` frames, on row 1
+    of three.
+    """
     state, size = poison(codec.new_encoder_state(3, max(schedule))), codec.config.frame_samples
     latents: list[Tensor] = []
     hook = codec.encoder.frame_conv.register_forward_hook(lambda _m, _i, output: latents.append(output[0].T))
@@ -69,7 +73,7 @@ def test_the_official_references(name: str) -> None:
 
 
 def test_every_stage_of_the_official_encoder() -> None:
-    """The recording ends within a frame: behind it, every strided convolution pads its own input."""
+    """The recording ends within a frame: after it, every strided convolution pads its own input."""
     encoder, seen = golden_codec().encoder, dict[str, Tensor]()
     stages: dict[str, nn.Module] = {
         "seanet": encoder.latent_conv,
@@ -98,7 +102,9 @@ def test_any_pieces_of_the_golden_recording(schedule: list[int]) -> None:
 
 
 def test_a_batch_is_each_as_if_alone() -> None:
-    """The official batch pads a shorter recording with silence; here it is what it is alone."""
+    """The official batch pads a shorter recording with silence; here it equals the recording
+    alone.
+    """
     clips = [WAVE_S[None, :length] for length in (56880, 32000, 1, 1920, 1921)]
     batch = golden_codec().encode_batch(clips)
     for clip, codes_TN in zip(clips, batch, strict=True):
@@ -110,7 +116,9 @@ def test_a_batch_is_each_as_if_alone() -> None:
 
 
 def test_no_window() -> None:
-    """The file's sliding_window (10 tokens here) is not applied: token 59 hears token 0, as in the official package."""
+    """The file's sliding_window (10 tokens here) is not applied: token 59 attends to token 0, as in
+    the official package.
+    """
     changed_S = WAVE_S.clone()
     changed_S[:960] = 0.0
     _, one = encode(golden_codec(), WAVE_S[None], [30])
@@ -131,7 +139,7 @@ def test_every_length_within_two_frames(pair: Pair) -> None:
 
 
 def test_rows_of_other_lengths_and_padding_leave_no_trace(pair: Pair) -> None:
-    """Three recordings of different lengths in calls of one width; what is behind their ends is noise."""
+    """Three recordings of different lengths in calls of one width, with noise after their ends."""
     size = pair.codec.config.frame_samples
     recordings = [random_samples(samples, seed=samples) for samples in (11 * size, 4 * size + 1, 7 * size - 1)]
     state, rows_B = poison(pair.codec.new_encoder_state(4, 3)), torch.tensor([3, 0, 2])
@@ -150,7 +158,9 @@ def test_rows_of_other_lengths_and_padding_leave_no_trace(pair: Pair) -> None:
 
 
 def test_a_recording_that_outgrows_its_row_is_refused() -> None:
-    """The encoder looks back over everything, so a row holds a bounded recording; whole files are not bounded."""
+    """The encoder attends to everything, so a row holds a bounded recording; whole files are
+    unbounded.
+    """
     codec, row_B = golden_codec(), torch.tensor([0])
     limit = codec.config.max_recording_frames
     assert limit == 1500  # 120 s

@@ -1,4 +1,4 @@
-"""The codec behind the engine's seams: its runner, reference encoder and conversions, and the command line."""
+"""The codec in the engine: its runner, reference encoder and conversions, and the command line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.support.cli_runner import run
-from tests.support.qwen3_codec_helpers import (
-    FOLDER,
-    GOLDEN,
-    WAVE_TOLERANCE,
-    golden_codec,
-    golden_tensors,
-    random_codes,
-    random_samples,
-)
 
 from hocket.audio.io import decode_audio, write_audio
 from hocket.config import EngineConfig, ReferenceCacheConfig, ReferenceLimits
@@ -31,6 +21,16 @@ from hocket.engine.runners.codec import CodecRunner, DecodedChunk, StateSlot
 from hocket.engine.scheduling.request import DecodeBatch, DecodeItem, Request
 from hocket.errors import ConfigError, InvalidRequestError
 from hocket.models.registry import codec_folder, codec_plan, load_codec
+from tests.support.cli_runner import run
+from tests.support.qwen3_codec_helpers import (
+    FOLDER,
+    GOLDEN,
+    WAVE_TOLERANCE,
+    golden_codec,
+    golden_tensors,
+    random_codes,
+    random_samples,
+)
 
 CODES_TN = golden_tensors()["decode/codes"][0].T.contiguous()
 WAVE_S = golden_tensors()["decode/wav"]
@@ -58,7 +58,7 @@ def decode(runner: CodecRunner, codes_RFN: torch.Tensor, items: Sequence[tuple[i
 
 
 def test_the_runner_streams_the_official_waveform() -> None:
-    """Chunks of 1, 2, 4, 8, ... frames, beside a stream that is elsewhere in its own."""
+    """Chunks of 1, 2, 4, 8, ... frames, beside another stream at another position."""
     runner = CodecRunner(golden_codec(), rows=4, chunk_sizes=CHUNKS, max_batch=32)
     codes_RFN = random_codes(golden_codec(), 4, 60, 16)
     codes_RFN[2, :40] = CODES_TN
@@ -82,7 +82,7 @@ def test_a_primed_row_goes_on_behind_its_reference() -> None:
     runner.start(StateSlot("priming", 0))
     for piece_TN in torch.split(heard_TN, 8):
         runner.prime([0], [piece_TN.numpy()], 8)
-    # By way of where it is kept.
+    # Through the row where it is kept.
     runner.copy(StateSlot("priming", 0), StateSlot("kept", 1), len(heard_TN))
     runner.copy(StateSlot("kept", 1), StateSlot("row", 1), len(heard_TN))
     codes_RFN = torch.zeros(2, 11, 16, dtype=torch.int64)
@@ -93,7 +93,9 @@ def test_a_primed_row_goes_on_behind_its_reference() -> None:
 
 
 def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
-    """Alone in an engine of one row, and among others that come, go and are cut otherwise in one of twelve."""
+    """Alone in an engine of one row, and in one of twelve among requests that come, go and have
+    other chunks.
+    """
     cuts = [(0, 1), (1, 2), (3, 4), (7, 8), (15, 5)]
 
     def alone() -> bytes:
@@ -112,7 +114,7 @@ def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
         decode(runner, codes_RFN, [(other, 0, 3) for other in others[:7]])
         runner.start(StateSlot("row", row))
         for start, count in cuts:
-            # Those beside it fit the same width, which is the size of its own chunk.
+            # Its neighbours fit the same width, which is the size of its own chunk.
             company = random.choice(others, size=random.integers(0, 8), replace=False)
             items = [(int(other), int(random.integers(0, 30)), int(random.integers(1, count + 1))) for other in company]
             place = int(random.integers(0, len(items) + 1))
@@ -127,7 +129,7 @@ def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
 
 @pytest.mark.parametrize("fixed_batch", [False, True])
 def test_references_are_coded_as_the_official_package_does(fixed_batch: bool) -> None:
-    """All together, in pieces of 16 frames, each with its unfinished last frame."""
+    """All recordings in one batch, in pieces of 16 frames, each with an incomplete last frame."""
     tensors = golden_tensors("base_1b7")
     keys = [key for key in tensors if "/ref/wav" in key]
     encoder = ReferenceEncoder(golden_codec(), n_codebooks=16, config=ReferenceCacheConfig(), fixed_batch=fixed_batch)
@@ -183,7 +185,7 @@ def test_the_registry_finds_and_plans_it() -> None:
 
 @pytest.mark.parametrize("codec", [str(FOLDER), str(FOLDER.parent)])
 def test_the_command_line_codes_and_decodes(codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The codec's own folder, or the checkpoint's that it lies in."""
+    """The codec's own folder, or the folder of the checkpoint that contains it."""
     monkeypatch.chdir(tmp_path)
     write_audio(Path("in.wav"), RECORDING_1S.numpy(), 24_000, float32=True)
     done = run("codec", "encode", "in.wav", "-o", "codes.npy", "--codec", codec)

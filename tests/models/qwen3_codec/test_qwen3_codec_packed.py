@@ -1,18 +1,18 @@
-"""Chunks of many streams, packed one behind the other: each is what its stream gives alone."""
+"""Packed chunks of many streams: each equals its stream alone."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from tests.support.qwen3_codec_helpers import SHAPES, Pair, poison, random_codes, random_pair
 from torch import Tensor
 
 from hocket.engine.runners.padding import packed_batch
 from hocket.models.qwen3_codec.codec import Qwen3Codec
+from tests.support.qwen3_codec_helpers import SHAPES, Pair, poison, random_codes, random_pair
 
 ROWS, MOST_FRAMES, SIZE = 5, 4, 9
-#: Frames that each row is given, pack by pack; rows begin at different times, and rest.
+#: Frames of each row, pack by pack; rows begin at different times, and pause.
 SCHEDULE = [{0: 4, 3: 1}, {3: 4, 1: 1, 0: 3}, {1: 2}, {0: 1, 3: 1, 1: 1, 4: 4}, {4: 1, 0: 2}, {1: 4, 3: 4, 4: 1}]
 
 
@@ -22,7 +22,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def spoken(codec: Qwen3Codec, codes_RTN: Tensor) -> dict[int, Tensor]:
-    """What each row of `SCHEDULE` is decoded to, [S]."""
+    """Decoded samples [S] of each row of `SCHEDULE`."""
     state = poison(codec.new_decoder_state(ROWS, MOST_FRAMES))
     done, heard, samples = dict.fromkeys(range(ROWS), 0), {row: [] for row in range(ROWS)}, codec.config.frame_samples  # type: ignore[var-annotated]
     for counts in SCHEDULE:

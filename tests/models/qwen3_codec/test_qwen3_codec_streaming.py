@@ -1,4 +1,4 @@
-"""Rows of one decoder state do not touch each other, whatever their lengths, neighbours and past."""
+"""Rows of one decoder state are independent of lengths, neighbours and past."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from hocket.errors import InvalidRequestError
+from hocket.models.qwen3_codec.codec import Qwen3Codec
 from tests.support.qwen3_codec_helpers import (
     FOLDER,
     SHAPES,
@@ -18,10 +22,6 @@ from tests.support.qwen3_codec_helpers import (
     random_pair,
     whole_wave,
 )
-from torch import Tensor
-
-from hocket.errors import InvalidRequestError
-from hocket.models.qwen3_codec.codec import Qwen3Codec
 
 
 @pytest.fixture(params=["golden", *SHAPES], scope="module")
@@ -33,7 +33,9 @@ def codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_padding_leaves_no_trace(codec: Qwen3Codec) -> None:
-    """Three rows advance by different counts in calls of the state's longest chunk, padded with other codes."""
+    """Three rows advance by different counts in calls of the state's longest chunk, padded with
+    other codes.
+    """
     longest, size = 6, codec.config.frame_samples
     counts = [(6, 1, 0), (1, 6, 3), (5, 2, 6), (0, 6, 1), (6, 0, 6), (2, 5, 4), (6, 6, 6), (1, 1, 1)]
     codes_RTN = random_codes(codec, 3, 40, codec.config.n_codebooks)
@@ -56,7 +58,7 @@ def test_padding_leaves_no_trace(codec: Qwen3Codec) -> None:
 def test_rows_that_are_not_named_are_untouched(codec: Qwen3Codec) -> None:
     state = poison(codec.new_decoder_state(3, 4))
     codes_BTN = random_codes(codec, 2, 4, codec.config.n_codebooks)
-    for _ in range(3):  # so that nothing from before the stream is left
+    for _ in range(3):  # so that no memory from before the stream is left
         codec.decode(codes_BTN, state, torch.tensor([0, 1]))
     held = [state.tails, *(part for ring in _rings(state.stages) for part in (ring.keys, ring.values))]
     before = [tensor.clone() for tensor in held]
@@ -90,8 +92,8 @@ def test_a_poisoned_neighbour_row_is_harmless(codec: Qwen3Codec) -> None:
 
 
 def test_bits_do_not_depend_on_neighbours(codec: Qwen3Codec) -> None:
-    """In calls of one shape a stream's samples are the same to the last bit: whatever the others say, how long their
-    chunks are, on which row and at which place of the batch it is.
+    """In calls of one shape a stream's samples are the same to the last bit: whatever the others
+    say, how long their chunks are, on which row and at which place of the batch it is.
     """
     schedule, batch, frames = [1, 2, 4, 4, 3], 4, 4
     codes_TN = random_codes(codec, sum(schedule), codec.config.n_codebooks)
@@ -115,7 +117,7 @@ def test_bits_do_not_depend_on_neighbours(codec: Qwen3Codec) -> None:
 
 
 def test_encoder_bits_do_not_depend_on_neighbours() -> None:
-    """Latents, not only codes: those are the same long before the bits are."""
+    """Latents, because codes agree long before the bits do."""
     codec, size = golden_codec(), golden_codec().config.frame_samples
     samples_1S = torch.randn(1, 4 * size, generator=torch.Generator().manual_seed(3))
 
@@ -157,7 +159,7 @@ def test_half_precision_state_is_half_as_large_and_close() -> None:
         wave_CS = codec.decode_whole(codes_TN)
         hook.remove()
         assert wave_CS.dtype == torch.float32
-    # Behind Snake, bf16 means nothing with these weights: they blow rounding up four times over.
+    # After Snake, bf16 has no meaning with these weights, which amplify rounding four times over.
     error = (latents[0] - latents[1]).square().mean().sqrt() / latents[1].square().mean().sqrt()
     assert 1e-4 < float(error) < 2e-2
 

@@ -1,4 +1,4 @@
-"""The voice of a recording: the official mel frames and vectors, and the scale and shapes behind them."""
+"""The speaker encoder: official mel frames and vectors, the mel scale and shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.qwen3_codec_helpers import GOLDEN, golden_tensors
 
 from hocket.checkpoint.weights import load_weights, stored_tensors
 from hocket.errors import ConfigError, ReferenceAudioError
@@ -20,6 +19,7 @@ from hocket.models.qwen3_tts.speaker import (
     mel_filters,
     speaker_weight_table,
 )
+from tests.support.qwen3_codec_helpers import GOLDEN, golden_tensors
 
 WAVE_S = golden_tensors()["speaker/wav"]
 
@@ -42,14 +42,15 @@ def encoder(name: str = "base_1b7") -> SpeakerEncoder:
 
 def test_official_mel_frames() -> None:
     mel_MT = log_mel(WAVE_S, 24_000, 128)
-    # Of logarithms: 1e-4 is 0.01 %. Rounding of the spectrum reaches 1.2e-5, where it is quietest.
+    # Difference of logarithms: 1e-4 is 0.01 %. Rounding of the spectrum reaches 1.2e-5 in its
+    # quietest part.
     torch.testing.assert_close(mel_MT, golden_tensors()["speaker/mel"][0], rtol=0, atol=1e-4)
     assert mel_MT.shape == (128, len(WAVE_S) // 256)
 
 
 @pytest.mark.parametrize("name", ["base_1b7", "base_0b6"])
 def test_official_voices(name: str) -> None:
-    """Of every recording that the golden requests clone, in both sizes."""
+    """Vectors of all recordings that the golden requests clone, in both sizes."""
     tensors = golden_tensors(name)
     references = [key for key in tensors if "/ref/wav" in key]
     assert len(references) >= 2
@@ -98,7 +99,7 @@ def test_a_recording_that_is_too_short_is_refused() -> None:
 
 
 def test_loudness_and_content_are_heard() -> None:
-    """No normalisation: the voice of half the level is another vector, and so is that of other sound."""
+    """Nothing is normalised: half the level gives another vector, and so does another sound."""
     voice_D = encoder().embed(WAVE_S)
     noise_S = torch.randn(len(WAVE_S), generator=torch.Generator().manual_seed(1))
     for other in (0.5 * WAVE_S, WAVE_S.flip(0), noise_S):

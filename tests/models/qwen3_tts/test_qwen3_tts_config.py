@@ -1,4 +1,4 @@
-"""config.json of Qwen3-TTS: what is read, what is refused and in which words; and the weight table's reach."""
+"""config.json of Qwen3-TTS: values, refusals and their messages, and the weight table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.qwen3_tts_helpers import CHECKPOINTS, GOLDEN
 
 from hocket.checkpoint.weights import stored_tensors
 from hocket.errors import ConfigError
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.talker import Qwen3TtsTalker
 from hocket.models.qwen3_tts.weights import talker_weight_table
+from tests.support.qwen3_tts_helpers import CHECKPOINTS, GOLDEN
 
 REMOVED = object()
 

@@ -1,6 +1,7 @@
 """Prompts of Qwen3-TTS: the published example, edges of the cut, and what a checkpoint refuses.
 
-The golden rows are compared in tests/models/qwen3_tts/test_qwen3_tts_talker.py, where they can be embedded.
+The golden rows are compared in tests/models/qwen3_tts/test_qwen3_tts_talker.py, where they can be
+embedded.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support import paths
 
 from hocket.core import SpeechRequest
 from hocket.engine.intake import check_fields
@@ -22,9 +22,11 @@ from hocket.errors import CheckpointError, InvalidRequestError
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
 from hocket.text.tokenizer import TextTokenizer
+from tests.support import paths
 
 GOLDEN = paths.GOLDEN / "qwen3_tts"
-#: Of the golden files: the published ids of the codec side minus 1984, their own on the text side.
+#: Ids of the golden files: on the codec side the published ones minus 1984, on the text side their
+#: own.
 IM_START, IM_END, TTS_PAD, TTS_BOS, TTS_EOS = 301, 302, 303, 304, 305
 CODEC_PAD, CODEC_BOS, THINK, NOTHINK, THINK_BOS, THINK_EOS = 164, 165, 170, 171, 172, 173
 NO_CODE, VOICE_CODE = 1088, 1089
@@ -105,7 +107,7 @@ def test_dialects(voice: str, language: str | None, tag: int | None) -> None:
 
 
 def test_control_tokens_in_a_text_are_text() -> None:
-    """And so are they in an instruction and in the words of a recording."""
+    """Control tokens are text in an instruction and in a transcript, too."""
     spelled = "<|im_end|> <tts_pad><tts_text_eod><|endoftext|>"
     prompts = [
         builder("design_1b7").build(SpeechRequest(text=spelled, instruction=spelled), []),
@@ -124,7 +126,7 @@ def test_control_tokens_in_a_text_are_text() -> None:
 
 
 def test_the_text_is_cut_by_position() -> None:
-    """A line break at its beginning belongs to the role's tokens, where the joined string puts it."""
+    """A leading line break belongs to the role's tokens, as in the joined string."""
     make = builder("design_1b7")
     ids = make.build(SpeechRequest(text="\na"), []).rows[:, 0].tolist()
     assert ids[:3] == [IM_START, 263, 10]

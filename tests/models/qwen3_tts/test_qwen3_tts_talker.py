@@ -9,6 +9,13 @@ from dataclasses import astuple
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+
+from hocket.kernels.cpu import draw_at
+from hocket.kernels.reference.philox import uniforms
+from hocket.kernels.reference.sampling import probabilities
+from hocket.kernels.types import DrawArgs, DrawParams
+from hocket.models.sampling import ResolvedSampling
 from tests.support.qwen3_tts_helpers import (
     CHECKPOINTS,
     GOLDEN,
@@ -20,13 +27,6 @@ from tests.support.qwen3_tts_helpers import (
     speak,
 )
 from tests.support.sampling import sampling_batch
-from torch import Tensor
-
-from hocket.kernels.cpu import draw_at
-from hocket.kernels.reference.philox import uniforms
-from hocket.kernels.reference.sampling import probabilities
-from hocket.kernels.types import DrawArgs, DrawParams
-from hocket.models.sampling import ResolvedSampling
 
 CASES = pytest.mark.parametrize(("folder", "name", "number"), all_cases())
 
@@ -51,7 +51,7 @@ def test_prompt_rows(folder: str, name: str, number: int) -> None:
 
 @CASES
 def test_texts_of_the_frames(folder: str, name: str, number: int) -> None:
-    """The official tensor is filled up with pads for the batch, or holds one where nothing is left to say."""
+    """The official tensor is padded for the batch, or holds one pad where no text is left."""
     one = case(folder, name, number)
     wanted_QD = one.tensor("prompt/trailing_text_hidden")[number]
     pads = [one.checkpoint.config.frame_text_id] * (len(wanted_QD) - len(one.rows.frame_texts))
@@ -72,7 +72,9 @@ def test_greedy_frames(folder: str, name: str, number: int, chunk: int) -> None:
 
 @CASES
 def test_teacher_forced(folder: str, name: str, number: int) -> None:
-    """Hidden states, logits of the first code, inputs and logits of the predictor, stepwise and whole."""
+    """Hidden states, logits of the first code, inputs and logits of the predictor, stepwise and
+    whole.
+    """
     one = case(folder, name, number)
     talker, config = one.checkpoint.talker, one.checkpoint.config
     frames_FN = one.tensor(f"codes/{number}")
@@ -103,7 +105,9 @@ def test_teacher_forced(folder: str, name: str, number: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1000, 4])
 def test_a_ragged_batch_gives_each_row_what_it_gets_alone(chunk: int) -> None:
-    """All cases of one checkpoint together: queues of different lengths, with and without a voice's own text."""
+    """All cases of one checkpoint together: queues of different lengths, with and without a voice's
+    own text.
+    """
     chosen = [(folder, name, number) for folder, name, number in all_cases() if folder == "base_1b7"]
     together = [case(*one) for one in chosen if "nopen" not in one[1]]
     assert {one.penalty for one in together} == {1.05}
@@ -114,7 +118,7 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(chunk: int) -> None:
 
 
 def test_sampling_filters() -> None:
-    """What the official processors leave of raw logits, as probabilities: of code 0, and of the predictor's codes."""
+    """Probabilities after the official processors, for code 0 and for the predictor's codes."""
     talker = checkpoint("base_1b7").talker
     tensors = load_file(GOLDEN / "golden_sampling.safetensors")
     eos, codes = talker.config.codec_eos_id, talker.config.audio_codebook_sizes[0]
@@ -135,10 +139,12 @@ def test_sampling_filters() -> None:
 
 
 def test_a_frame_is_its_draws_one_by_one() -> None:
-    """Code 0 is drawn with its own parameters and history, the others with the predictor's; each has its noise slot."""
+    """Code 0 is drawn with its own parameters and history, the others with the predictor's; each
+    has its noise slot.
+    """
     talker = copy.deepcopy(checkpoint("base_1b7").talker)
     config, rows = talker.config, 6
-    talker.code_head.weight[config.codec_eos_id] *= 4  # so that stopping is likely enough to be seen
+    talker.code_head.weight[config.codec_eos_id] *= 4  # so that stops are likely enough to occur
     generator = torch.Generator().manual_seed(3)
     hidden_BD = 4 * torch.randn(rows, config.hidden_size, generator=generator)
     seen_BNV = torch.rand(rows, config.n_vq, 64, generator=generator) < 0.5
@@ -213,7 +219,9 @@ def test_embed_frame_is_embed_of_its_row(folder: str) -> None:
 
 
 def test_bfloat16_stays_near() -> None:
-    """Half-precision weights: prompt rows round as the official sum does, frames need not be the same."""
+    """Half-precision weights: prompt rows round as the official sum does, frames need not be the
+    same.
+    """
     one, half = case("base_1b7", "icl_stream_text_longer", 0), checkpoint("base_1b7", torch.bfloat16)
     rows_1TR = torch.from_numpy(one.rows.rows)[None]
     x_TD = half.talker.embed(rows_1TR, one.voice.bfloat16())[0]
@@ -224,7 +232,7 @@ def test_bfloat16_stays_near() -> None:
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    """Rows of every kind, whole frames through the predictor: all of it can be trained."""
+    """Rows of every kind and whole frames through the predictor are differentiable."""
     one = case("base_1b7", "icl_stream_text_longer", 0)
     talker = copy.deepcopy(one.checkpoint.talker).requires_grad_()
     with torch.enable_grad():
