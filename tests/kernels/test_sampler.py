@@ -128,7 +128,7 @@ class _Batch:
 
 
 def _cases(codes: int, device: torch.device, every: int) -> _Batch:
-    """All kinds of logits with all rules; on a CPU, where a row takes a tenth of a second, every so manieth."""
+    """All kinds of logits with all rules; a CPU, where a row takes 0.1 s, draws every n-th."""
     kinds = _kinds_of_logits(codes, torch.Generator().manual_seed(codes))
     pairs = list(itertools.product(kinds, RULES))[:: every if device.type == "cpu" else 1]
     return _Batch(torch.stack([logits_V for logits_V, _ in pairs]), [rules for _, rules in pairs], device)
