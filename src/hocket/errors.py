@@ -114,7 +114,9 @@ class EngineStoppedError(HocketError):
 
 def not_finite() -> HocketError:
     """The error for speech with samples that are not numbers."""
-    return HocketError("the speech holds NaN or infinity, which no format can; report it with the request's seed")
+    return HocketError(
+        "the speech contains NaN or infinity, which no format can hold; report it with the request's seed"
+    )
 
 
 # ---- pydantic's findings, in our words

@@ -1,4 +1,6 @@
-"""Overload, deadlines, clients that leave and clients that do not read: what is refused, cancelled and given back."""
+"""Overload, deadlines, clients that leave or do not read: refusals, cancellations, released
+resources.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,8 @@ def test_slots() -> None:
     with admission.slot("a", 2), admission.slot("b", 2), admission.slot("a", 2), admission.slot("a", 2):
         with pytest.raises(ApiError) as caught, admission.slot("a", 2):
             pytest.fail("there is no room")
-        # The mean is 0.9 * 1 s + 0.1 * 101 s = 11 s; the two who wait and the next one share two rows.
+        # The mean is 0.9 * 1 s + 0.1 * 101 s = 11 s; the two who wait and the next one share two
+        # rows.
         assert caught.value.retry_after_seconds == 17
         assert (admission.open, admission.refused) == (4, 1)
     assert admission.open == 0
@@ -130,7 +133,9 @@ def test_the_engine_s_own_queue_may_be_full(tmp_path: Path) -> None:
 
 
 def test_a_burst_is_refused_before_anything_is_worked_on(tmp_path: Path) -> None:
-    """Who finds no place is answered in the first turn of its task; who finds one does no more in its own."""
+    """A request without a slot is refused in the first turn of its task; one with a slot does no
+    more in its own.
+    """
     app = create_app(FakePool(rows=2), ServerSettings(max_queue=1), new_store(tmp_path))
     content = json.dumps(body()).encode()
     answers: list[int] = []
@@ -295,7 +300,7 @@ def test_200_random_disconnects_leave_nothing(tmp_path: Path) -> None:
         assert len(httpx.post(address + SPEECH, json=body()).content) == 2 * 1920 * 5
 
 
-def test_a_client_that_does_not_read_is_cancelled_and_bothers_nobody(tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_is_cancelled_and_blocks_no_other(tmp_path: Path) -> None:
     engine = FakePool(frame_seconds=0.0005, buffer_bytes=2**27)
     with serving(engine, tmp_path, stall_seconds=0.5, segment_characters=10_000) as (address, admission):
         url = urlsplit(address)

@@ -143,7 +143,7 @@ def test_pieces_are_as_long_as_the_model_wants_unless_a_setting_says_otherwise(
 
 
 def test_texts_are_cut_as_written_by_what_they_say(http: httpx.Client, engine: FakePool) -> None:
-    """40 letters a piece: the text has no more, but three times as many when it is read out."""
+    """40 letters a segment: the text has no more, but three times as many when it is read out."""
     speak(http, "Dr. Who owes me $1,250.75. Ask St. Paul.")
     assert [request.text for request in engine.requests] == ["Dr. Who owes me", "$1,250.75.", "Ask St. Paul."]
     engine.requests.clear()

@@ -1,4 +1,4 @@
-"""Profiles, --set, flags and variables: which value wins, where it came from, and what is refused."""
+"""Profiles, --set, flags and variables: precedence, origins and refused values."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_bad_profiles(tmp_path: Path, text: str, message: str) -> None:
     [
         ("engine.rows", "is not key=value"),
         ("=3", "is not key=value"),
-        ("engine.rows=[", "which is no YAML"),
+        ("engine.rows=[", "which is not YAML"),
         ("engine.rows=many", r"engine.rows is 'many' \(--set\)"),
         ("extends=cpu", "extends is not a setting"),
     ],

@@ -1,4 +1,4 @@
-"""docs/grafana.json: every number that the dashboard asks for is one that /metrics has."""
+"""docs/grafana.json: every metric of the dashboard is one of /metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ QUERIES: list[str] = [target["expr"] for panel in BOARD["panels"] for target in 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """/metrics after a speech and an error, for series with labels begin with their first event."""
+    """/metrics after a speech and an error, because series with labels begin with their first
+    event.
+    """
     app = create_app(FakePool(), ServerSettings(), new_store(tmp_path_factory.mktemp("dashboard")))
     with on_loopback(app) as address, httpx.Client(base_url=address) as client:
         assert client.post("/v1/audio/speech", json={"input": "Good.", "response_format": "pcm"}).status_code == 200

@@ -1,4 +1,6 @@
-"""What clients get for requests that cannot be served: status, field and message, and a server that lives on."""
+"""Errors of requests that cannot be served: status, field and message, and a server that keeps
+running.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +99,8 @@ TABLE = {
     "a billion new tokens": speech(
         400, "max_new_tokens", r"must be at most 1000000 \(got 1000000000\)", max_new_tokens=10**9
     ),
-    "a negative least length": speech(400, "min_new_tokens", r"must be at least 0 \(got -1\)", min_new_tokens=-1),
-    "a least length above the most": speech(
+    "a negative minimum length": speech(400, "min_new_tokens", r"must be at least 0 \(got -1\)", min_new_tokens=-1),
+    "a minimum length above the maximum": speech(
         400, "min_new_tokens", "10 is above max_new_tokens, which is 9; lower it", min_new_tokens=10, max_new_tokens=9
     ),
     "tokens of 0": speech(400, "tokens", r"tokens must be at least 1 \(got 0\)", tokens=0),
@@ -290,7 +292,8 @@ def test_a_mistake_of_our_own_is_a_500_without_its_text(tmp_path: Path, caplog: 
 def test_speech_that_ends_before_it_begins_is_no_200(tmp_path: Path) -> None:
     with on_loopback(create_app(FakePool(silent=True), ServerSettings(), new_store(tmp_path))) as address:
         for fields in ({}, {"stream": False}, {"stream_format": "sse"}):
-            # Sent again it gets another seed, so it may go well: clients' libraries repeat a 5xx by themselves.
+            # Sent again it gets another seed, so it may go well: clients' libraries repeat a 5xx by
+            # themselves.
             drawn = httpx.post(address + SPEECH, json={**GOOD, **fields, "seed": None})
             is_error(drawn, 500, None, "before its first frame; send the request again")
             assert drawn.json()["error"]["code"] == "no_audio"

@@ -1,4 +1,4 @@
-"""An error names a field as the client wrote it, on every route, whoever finds the mistake."""
+"""An error names a field as the client wrote it, on every route, wherever the mistake is found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.fake_engine import RATE, FakePool
 from tests.support.loopback import new_store, on_loopback
 
 SPEECH = "/v1/audio/speech"
-#: Shorter than what the engine hears.
+#: Shorter than the engine's minimum.
 SHORT = (
     "data:audio/wav;base64,"
     + base64.b64encode(encode_audio(FORMATS[".wav"], np.full((1, 2400), 0.5, np.float32), RATE)).decode()
@@ -102,7 +102,7 @@ def _only_error(answer: httpx.Response) -> Fields:
         ("speaker", 7, "speaker must be a string (got 7)"),
     ],
 )
-def test_an_alias_or_ours_is_named_as_it_was_written(
+def test_an_alias_or_our_name_is_named_as_it_was_written(
     address: str, ask: Callable[[str, Fields], Fields], name: str, value: object, words: str
 ) -> None:
     for written in (name, ALIASES[name]):

@@ -1,5 +1,5 @@
-"""Requests made up from the OpenAPI document, thousands of them: none is answered by a mistake of the server's own, and
-every answer is one that the document has.
+"""Thousands of requests generated from the OpenAPI document: none hits a bug of the server, and
+every response is a documented one.
 
 `make fuzz` installs what it needs and runs it.
 """

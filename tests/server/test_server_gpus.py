@@ -1,4 +1,6 @@
-"""Engines on several GPUs behind one address: which gets which, what is refused, and who gets the next request."""
+"""Engines on several GPUs behind one address: their devices, bad settings, and the spread of
+requests.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ def test_requests_go_to_the_gpu_with_the_fewest(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(EngineClient, "start", start)
 
     async def given(pool: EnginePool, count: int) -> list[int]:
-        """How many of `count` more requests each of the three gets."""
+        """Number of `count` more requests that each of the three gets."""
         before = [worker.open_requests for worker in workers.values()]
         for _ in range(count):
             await pool.submit(SpeechRequest(text="Hello."))

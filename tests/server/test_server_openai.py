@@ -1,4 +1,6 @@
-"""Real clients against `hocket serve` as users start it: a process of its own, on loopback, a model that babbles."""
+"""Real clients against `hocket serve` as users start it: a process on loopback, with a babbling
+model.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,14 @@ Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 #: The model goes on for 7.7 s with this seed.
 TEXT, SEED = "Hello from a real client.", 45
 KEY = "sk-test"
-#: Samples of a coding frame at 24 kHz (opus: at 48), by which a body may be longer than it should be.
+#: Samples of a coding frame at 24 kHz (opus: at 48), by which a body may be longer than it should
+#: be.
 CODING_FRAMES = {"wav": 1, "pcm": 1, "mp3": 576, "opus": 960, "flac": 1, "aac": 1024}
 
 
 @contextmanager
 def hocket_serve(home: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server that is ready: its address and its process."""
+    """A ready server: its address and its process."""
     command = [sys.executable, "-W", "error", "-m", "hocket", "serve", "--port", "0", *arguments]
     environment = os.environ | {"HOCKET_HOME": str(home), "OMP_NUM_THREADS": "1", "HOCKET_API_KEY": KEY}
     log = (home / "log").open("w")
@@ -136,7 +139,8 @@ def test_the_sdk_whole_and_streaming(client: openai.OpenAI, response_format: For
     if response_format in ("pcm", "wav"):
         skip = 44 if response_format == "wav" else 0
         levels = [np.frombuffer(body[skip:], "<i2").astype(int) for body in (streamed, whole.content)]
-        # Chunks of other sizes are summed up in another order, which shows in the last bit of a few samples.
+        # Chunks of other sizes are summed up in another order, which shows in the last bit of a few
+        # samples.
         assert np.abs(levels[0] - levels[1]).max() <= 1
 
 
@@ -362,7 +366,7 @@ def test_two_engines_behind_one_front_end(tmp_path: Path) -> None:
 
 
 def failing(speak: Callable[[], httpx.Response]) -> bool:
-    """Whether the answer is no complete 200."""
+    """Whether the response is not a complete 200."""
     try:
         return speak().status_code != 200
     except httpx.RemoteProtocolError:

@@ -41,7 +41,7 @@ REF_AUDIO = "data:audio/wav;base64," + base64.b64encode(RECORDING).decode()
 
 @dataclass
 class Qwen3Engine(FakePool):
-    """Refuses what the checkpoint `name` would."""
+    """A fake that refuses the same requests as the checkpoint `name`."""
 
     name: str = "base_1b7"
 
@@ -156,7 +156,7 @@ def test_base(tmp_path: Path) -> None:
 
 
 def test_an_uploaded_voice_is_heard_in_its_recording(tmp_path: Path) -> None:
-    """Codes hold no voice vector; and this family takes recordings as loud as they are."""
+    """Codes hold no voice vector, and this family does not level recordings."""
     with serving("base_1b7", tmp_path) as (engine, http):
         form = {"name": "anna", "consent": "yes", "ref_text": "Words."}
         upload = http.post("/v1/audio/voices", data=form, files={"audio_sample": ("a.wav", RECORDING, "audio/wav")})
@@ -184,7 +184,7 @@ def test_x_vector_only_mode_is_for_recordings(tmp_path: Path, name: str, fields:
 
 
 def test_x_vector_only_mode_in_another_family(tmp_path: Path) -> None:
-    """It chooses between cloning the recording and continuing it; where it would change nothing it is an error."""
+    """It chooses between cloning and continuing the recording; without effect it is an error."""
     engine = FakePool()
     app = create_app(engine, ServerSettings(), VoiceStore(tmp_path / "voices", ONLY_DEFAULT))
     words = {"ref_audio": REF_AUDIO, "ref_text": "Words."}
@@ -200,7 +200,7 @@ def test_x_vector_only_mode_in_another_family(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fields", [{"task_type": "CustomVoice"}, {"task_type": "Base", "ref_audio": REF_AUDIO}])
 def test_another_family_gets_no_task_type(tmp_path: Path, fields: dict[str, str]) -> None:
-    """There it is checked for sense alone."""
+    """The server checks it only for consistency with the other fields."""
     engine = FakePool()
     app = create_app(engine, ServerSettings(), VoiceStore(tmp_path / "voices", ONLY_DEFAULT))
     with on_loopback(app) as address, httpx.Client(base_url=address, timeout=20) as http:

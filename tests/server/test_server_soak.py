@@ -1,4 +1,6 @@
-"""Listeners come and go at random, then more ask than can be spoken to: nothing stays behind, nobody is cut off."""
+"""Clients connect and leave at random, then overload the server: nothing leaks, no stream is cut
+off.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ from tests.server.test_server_openai import KEY, hocket_serve
 
 CONNECTIONS, ROWS, QUEUE = 200, 50, 50
 COME_AND_GO_SECONDS, OVERLOAD_SECONDS = 60.0, 30.0
-#: Long enough to touch all of a row's rings and most of the K/V pages, which count as memory only then.
+#: Long enough to touch all of a row's rings and most of the K/V pages, which count as memory only
+#: then.
 WARM_FRAMES = 150
 FRAME_BYTES = 2 * 1920
 TEXT = "Hello from a real client."
-#: Of each process, after it has been busy for a while. A leak of one chunk (0.1 MB) a speech would be hundreds.
+#: Of each process, after it has been busy for a while. A leak of one chunk (0.1 MB) a speech would
+#: be hundreds.
 GROWTH_BYTES = 32 * 2**20
 #: Goal for a refusal.
 REFUSAL_SECONDS = 0.05
@@ -32,18 +36,19 @@ REFUSAL_SECONDS = 0.05
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """Counts of the requests' outcomes."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     #: From before the connection to the end of the answer, of refused ones.
     refused_ms: list[float] = field(default_factory=list)
-    #: How late a task woke up meanwhile that slept for 10 ms: what the machine itself adds to every wait.
+    #: How late a task woke up meanwhile that slept for 10 ms: what the machine itself adds to every
+    #: wait.
     lags_ms: list[float] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
 
 def resident_bytes(process: int) -> dict[int, int]:
-    """Of the front end and of its worker, by process id."""
+    """Resources of the front end and of its worker, by process id."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     status = Path(f"/proc/{process}/status").read_text()
     (own,) = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
@@ -54,7 +59,7 @@ def resident_bytes(process: int) -> dict[int, int]:
 
 
 async def ask(port: int, frames: int, tally: Tally, patience_seconds: float | None = None) -> str:
-    """One request for so many frames over a connection of its own; who runs out of patience leaves it."""
+    """One request for `frames` frames over its own connection; an impatient client leaves early."""
     fields = {"input": TEXT, "response_format": "pcm", "min_new_tokens": frames, "max_new_tokens": frames}
     body = json.dumps(fields).encode()
     started = time.perf_counter()
@@ -83,7 +88,7 @@ async def ask(port: int, frames: int, tally: Tally, patience_seconds: float | No
 
 
 def unchunked_bytes(content: bytes) -> int:
-    """Length of a chunked body; -1 for one that was cut short."""
+    """Length of a chunked body; -1 for an incomplete one."""
     length = 0
     while True:
         size, separator, content = content.partition(b"\r\n")
@@ -96,7 +101,7 @@ def unchunked_bytes(content: bytes) -> int:
 
 
 async def come_and_go(port: int, seed: int, until: float, tally: Tally) -> None:
-    """Some are heard to their end, most are left at any moment."""
+    """Some clients read to the end, most leave at any moment."""
     chance = random.Random(seed)
     while time.monotonic() < until:
         patience = chance.choice([0.1, 0.5, 2.0, 5.0, 20.0]) * chance.random()
@@ -107,7 +112,7 @@ async def come_and_go(port: int, seed: int, until: float, tally: Tally) -> None:
 
 
 async def insist(port: int, seed: int, until: float, tally: Tally) -> None:
-    """All are heard to their end; who is refused comes back far too soon."""
+    """All clients read to the end; refused ones retry far too soon."""
     chance = random.Random(seed)
     while time.monotonic() < until:
         outcome = await ask(port, chance.randint(1, 10), tally)
@@ -135,13 +140,13 @@ async def crowd(address: str, seconds: float, behave: Callable[[int, int, float,
 
 
 async def warm_up(address: str) -> None:
-    """Every row speaks long enough to have touched what it ever will."""
+    """Run every row long enough to have touched all of its memory."""
     port, tally = int(address.rpartition(":")[2]), Tally()
     await asyncio.gather(*(ask(port, WARM_FRAMES, tally) for _ in range(ROWS)))
 
 
 async def is_quiet(client: httpx.AsyncClient) -> bool:
-    """No row is held, here or in the engine."""
+    """Wait until no row is held, here or in the engine."""
     page = (await client.get("/metrics")).text
     numbers = dict(re.findall(r'^hocket_engine\{name="(\w+)",worker="0"\} (\S+)', page, re.MULTILINE))
     (here,) = re.findall(r"^hocket_open_requests (\S+)", page, re.MULTILINE)
@@ -152,7 +157,7 @@ async def is_quiet(client: httpx.AsyncClient) -> bool:
 async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not await condition():
-        assert time.monotonic() < deadline, "requests that nobody listens to still hold rows"
+        assert time.monotonic() < deadline, "requests without a client still hold rows"
         await asyncio.sleep(0.05)
 
 
@@ -186,7 +191,8 @@ def test_crowds_leave_nothing_behind(tmp_path: Path) -> None:
         assert min(left.outcomes["200"], left.outcomes["left"]) > 20, left.outcomes
         assert set(overload.outcomes) == {"200", "503"}
         assert overload.outcomes.total() >= 3 * overload.outcomes["200"], "that was no overload"
-        # By the server's own clock: what clients measure depends on who else wants the machine's cores.
+        # By the server's own clock: what clients measure depends on who else wants the machine's
+        # cores.
         refusals = re.findall(r" status=503 .* seconds=(\S+)", (tmp_path / "log").read_text())
         assert len(refusals) > 100
         assert np.percentile([float(seconds) for seconds in refusals], 95) < REFUSAL_SECONDS

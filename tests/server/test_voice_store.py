@@ -1,4 +1,4 @@
-"""Named voices on disk: nothing old is lost, nothing outside the folder is touched, everything survives a restart."""
+"""Named voices on disk: old ones are kept, other folders untouched, and all survive a restart."""
 
 from __future__ import annotations
 

@@ -32,16 +32,16 @@ class Metrics:
         )
         self._lateness = Histogram(
             "hocket_chunk_lateness_seconds",
-            "Longest standstill of a player that starts with the first audio",
+            "Longest stall of a player that starts with the first audio",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._underruns = Counter("hocket_underruns", "Speeches with a standstill over 100 ms", registry=registry)
+        self._underruns = Counter("hocket_underruns", "Speeches with a stall over 100 ms", registry=registry)
         self._rtf = Histogram("hocket_rtf", "Time taken over length of the audio", buckets=_RATIOS, registry=registry)
         self._audio_seconds = Counter("hocket_audio_seconds", "Audio made", registry=registry)
         self._frames = Counter("hocket_frames", "Frames made", registry=registry)
-        self._open = Gauge("hocket_open_requests", "Requests that hold a place here", registry=registry)
-        self._refused = Gauge("hocket_refused_requests", "Requests refused for want of a place", registry=registry)
+        self._open = Gauge("hocket_open_requests", "Requests that hold a slot", registry=registry)
+        self._refused = Gauge("hocket_refused_requests", "Requests refused for lack of a slot", registry=registry)
         self._ready = Gauge("hocket_ready", "1 while requests are served", registry=registry)
         self._engine = Gauge("hocket_engine", "The engines' numbers", ["worker", "name"], registry=registry)
 

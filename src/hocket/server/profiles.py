@@ -77,7 +77,7 @@ def parse_settings(items: Sequence[str]) -> Layer:
         try:
             values[key] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise ConfigError(f"--set {key} has the value {text!r}, which is no YAML; quote it", param=key) from None
+            raise ConfigError(f"--set {key} has the value {text!r}, which is not YAML; quote it", param=key) from None
     return Layer("--set", values)
 
 

@@ -329,7 +329,7 @@ def _opened_file(path: Path) -> Iterator[tuple[_Metadata, safe_open]]:
     except (SafetensorError, AudioFileError, OSError) as error:
         raise _DamagedError("its file is damaged or cannot be read") from error
     except ValidationError as error:
-        raise _DamagedError("its file says nothing that this version understands") from error
+        raise _DamagedError("this version does not understand its file") from error
 
 
 def _tensor(file: safe_open, name: str) -> NDArray[Any]:

@@ -60,7 +60,9 @@ def address(engine: FakePool, tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
-    """The page, whose every request goes to its server, and whose console stays empty but for refused requests."""
+    """The page, whose every request goes to its server, and whose console stays empty but for
+    refused requests.
+    """
     context = browser.new_context(permissions=["microphone"], **options)
     page = context.new_page()
     page.set_default_timeout(10_000)
@@ -72,7 +74,8 @@ def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
     page.goto(address)
     expect(page.locator("#voices li")).not_to_have_count(0)
     yield page
-    # What the server refused or broke off is in the console as well, and advice about these tests themselves.
+    # What the server refused or broke off is in the console as well, and advice about these tests
+    # themselves.
     assert [
         text for text in complaints if not re.search("status of [45]|INCOMPLETE_CHUNKED|willReadFrequently", text)
     ] == []

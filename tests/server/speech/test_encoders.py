@@ -1,4 +1,6 @@
-"""Streaming and whole encoding in every format: what was fed comes out, at the stated rate, in any chunking."""
+"""Streaming and whole encoding in every format: the input comes out, at the stated rate, for any
+chunking.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,14 @@ from hocket.errors import AudioFileError, HocketError, InvalidRequestError
 from hocket.server.speech.encoders import RESPONSE_FORMATS, AudioEncoder, encode_whole
 from hocket.server.speech.mp3 import DELAY_SAMPLES, info_frame
 
-#: Samples that a format's own coding may add to what was fed, by a player that heeds what the body says: less than one
-#: of its frames behind the end (a streamed mp3 cannot say where that is), and in aac, which says nothing at all, a
-#: whole frame before the beginning.
+#: Samples that a format's own coding may add to what was fed, by a player that heeds what the body
+#: says: less than one of its frames behind the end (a streamed mp3 cannot say where that is), and
+#: in aac, which says nothing at all, a whole frame before the beginning.
 PADDING_SAMPLES = {("mp3", 24000): 576, ("mp3", 44100): 1152, ("mp3", 48000): 1152}
 PADDING_SAMPLES |= {("aac", rate): 1024 for rate in (24000, 44100, 48000)}
 PRIMING_SAMPLES = {"aac": 1024}
-#: Milliseconds of audio held back, as the module's docstring states them, by response format and rate.
+#: Milliseconds of audio held back, as the module's docstring states them, by response format and
+#: rate.
 DELAYS_MS = {
     ("wav", 48000): 0,
     ("pcm", 48000): 0,
@@ -44,7 +47,9 @@ DELAYS_MS = {
 
 
 def voice(rate: int, seconds: float, channels: int = 1) -> NDArray[np.float32]:
-    """Something like speech [C, S]: a gliding pitch with overtones, louder and softer four times a second."""
+    """Something like speech [C, S]: a gliding pitch with overtones, louder and softer four times a
+    second.
+    """
     t = np.arange(round(rate * seconds)) / rate
     phase = 2 * np.pi * (150 * t + 40 * np.sin(2 * np.pi * t) / (2 * np.pi))
     tone = sum(np.sin(k * phase) / k for k in range(1, 6)) * (0.6 + 0.4 * np.sin(8 * np.pi * t))
@@ -133,7 +138,7 @@ def test_every_length_is_kept_within_a_coding_frame(
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate", [8000, 16000, 22050, 24000, 32000, 44100, 48000])
 def test_a_streamed_mp3_says_where_it_begins(rate: int, channels: int) -> None:
-    """A frame of its own without sound, of the size and kind of the others, with the tag that players look for."""
+    """A silent frame of its own, of the others' size and kind, with the tag that players look for."""
     body = streamed("mp3", voice(rate, 0.5, channels), rate, [])
     lead = info_frame(body)  # any frame of the body makes the same one
     assert body.startswith(lead)
@@ -222,21 +227,22 @@ def test_speed_changes_the_length_and_not_the_pitch(speed: float, rate: int) -> 
     found_S = decoded(whole.body, "pcm", rate, 1).samples[0]
     spectrum = np.abs(np.fft.rfft(found_S[rate // 10 : rate // 10 + rate // 4]))
     assert np.argmax(spectrum) * 4 == pytest.approx(440, abs=8)
-    # Nothing of the end is lost, nothing is put before the beginning: within half of atempo's 43 ms window.
+    # Nothing of the end is lost, nothing is put before the beginning: within half of atempo's 43 ms
+    # window.
     loud = np.flatnonzero(np.abs(found_S) > 0.05)
     assert loud[0] / rate < 0.01
     assert loud[-1] / rate == pytest.approx(1.9 / speed, abs=0.02)
 
 
-@pytest.mark.parametrize(("speed", "least"), [(2.0, 0.4), (3.0, 0.3), (4.0, 0.15)])
-def test_high_speed_blends_and_does_not_skip(speed: float, least: float) -> None:
-    """Of short noises ten times a second, some would fall into what a single atempo leaves out beyond 2."""
+@pytest.mark.parametrize(("speed", "min_energy"), [(2.0, 0.4), (3.0, 0.3), (4.0, 0.15)])
+def test_high_speed_blends_and_does_not_skip(speed: float, min_energy: float) -> None:
+    """With short noises ten times a second, a single atempo beyond 2 would skip some of them."""
     rate = 24000
     samples_CS = np.zeros((1, 3 * rate), np.float32)
     for start in range(500, 3 * rate, rate // 10):
         samples_CS[0, start : start + 120] = 0.3 * np.random.default_rng(start).standard_normal(120)
     found_CS = decoded(encode_whole("pcm", samples_CS, rate, speed).body, "pcm", rate, 1).samples
-    assert np.square(found_CS).sum() / np.square(samples_CS).sum() > least
+    assert np.square(found_CS).sum() / np.square(samples_CS).sum() > min_energy
 
 
 def test_speed_in_a_stream_comes_with_a_bounded_delay() -> None:

@@ -1,4 +1,4 @@
-"""Fetching references from a server on the loopback interface, and refusing what must not be opened."""
+"""Fetching references from a server on the loopback interface, and refusing forbidden addresses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(body: bytes, *headers: str, status: str = "200 OK", length: bool = Tr
 
 
 class Site:
-    """A web server that answers every path with bytes prepared for it, and remembers what it was asked."""
+    """A web server with prepared bytes for every path, which records its requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {}
@@ -108,7 +108,7 @@ def resolver(*addresses: str) -> fetch.Resolver:
 
 
 async def resolve_numbers(host: str, _port: int) -> Sequence[str]:
-    """Knows 127.0.0.1 only, and asks nobody."""
+    """A resolver that knows 127.0.0.1 only."""
     if host != "127.0.0.1":
         raise OSError(-2, "Name or service not known")
     return [host]
@@ -351,7 +351,7 @@ def test_a_certificate_is_checked_for_the_host_and_not_the_address(
             running.answers["/a"] = answer(AUDIO)
             local = resolver("127.0.0.1")
             good = running.url("/a", "voices.invalid").replace("http:", "https:")
-            assert "cannot be reached" in await refused(good, resolve=local)  # nobody known has signed it
+            assert "cannot be reached" in await refused(good, resolve=local)  # its certificate has no known issuer
             monkeypatch.setattr(fetch, "_tls", lambda: ssl.create_default_context(cafile=str(certificate)))
             assert await fetch_reference(good, LOCAL, resolve=local) == AUDIO
             other = good.replace("voices.invalid", "other.invalid")

@@ -1,4 +1,4 @@
-"""Speech over HTTP with an engine in process: what is asked of it, and what reaches the client in every form."""
+"""Speech over HTTP with an engine in process: the engine's requests, and every form of response."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ TYPES = {
     "flac": "audio/flac",
     "aac": "audio/aac",
 }
-#: Samples of a frame of the coding at 24 kHz (opus: at 48): a body plays less than that longer than what is in it, and
-#: aac, which cannot say where the audio begins, another frame.
+#: Samples of a frame of the coding at 24 kHz (opus: at 48): a body plays less than that longer than
+#: what is in it, and aac, which cannot say where the audio begins, another frame.
 CODING_FRAMES = {"wav": 1, "pcm": 1, "mp3": 576, "opus": 960, "flac": 1, "aac": 1024}
 
 
@@ -257,7 +257,7 @@ def test_an_engine_that_makes_16_bits_gives_the_same_audio(
             assert 5000 < np.abs(faster).max() < 20000
     if response_format in ("pcm", "wav", "flac"):
         assert bodies[0] == bodies[1]
-    else:  # what was rounded away is heard by a coder, and by nobody else
+    else:  # rounding changes what a coder makes of it, inaudibly
         heard = [decode_audio(body, max_bytes=2**24, max_seconds=60).samples for body in bodies]
         assert np.sqrt(np.mean(np.square(heard[0] - heard[1]))) < 1e-2 * np.sqrt(np.mean(np.square(heard[0])))
 
@@ -379,7 +379,9 @@ def test_a_batch_of_good_and_bad_items(tmp_path: Path) -> None:
 
 
 def test_what_a_batch_says_for_its_items(tmp_path: Path) -> None:
-    """A voice's fields alone, whether unknown ones are errors or not; what an item brings counts for its task."""
+    """A voice's fields alone, whether unknown ones are errors or not; what an item brings counts
+    for its task.
+    """
     engine = FakePool()
     item = {"input": "Hi.", "seed": 1}
     for strict in (True, False):

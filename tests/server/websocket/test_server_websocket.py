@@ -1,4 +1,4 @@
-"""The WebSocket, over loopback, by the `websockets` client, in front of a fake engine."""
+"""The WebSocket over loopback, with the `websockets` client and a fake engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def url(tmp_path: Path, engine: FakePool) -> Iterator[str]:
 
 @contextmanager
 def session(url: str, **start: Any) -> Iterator[ClientConnection]:
-    """A socket on which `start` has been answered."""
+    """A socket with a confirmed `start`."""
     with connect(url) as socket:
         say(socket, "start", **start)
         assert hear(socket)["type"] == "started"
@@ -65,7 +65,7 @@ def say(socket: ClientConnection, kind: str, **fields: Any) -> None:
 
 
 def hear(socket: ClientConnection) -> Event:
-    """The next event, which is no audio."""
+    """The next event; it must not be audio."""
     message = socket.recv(timeout=10)
     assert isinstance(message, str), f"{len(message)} bytes of audio"
     event: Event = json.loads(message)
@@ -73,7 +73,7 @@ def hear(socket: ClientConnection) -> Event:
 
 
 def hear_until(socket: ClientConnection, kind: str) -> tuple[list[Event], bytes]:
-    """Everything up to an event of that type: the events, and the audio."""
+    """The events and the audio up to an event of type `kind`."""
     events: list[Event] = []
     audio = b""
     while not events or events[-1]["type"] != kind:
@@ -86,7 +86,7 @@ def hear_until(socket: ClientConnection, kind: str) -> tuple[list[Event], bytes]
 
 
 def bytes_until_closed(socket: ClientConnection) -> int:
-    """How much still comes, until the server closes."""
+    """Number of bytes that still arrive until the server closes."""
     taken = 0
     with suppress(ConnectionClosed):
         while True:
@@ -200,7 +200,8 @@ def test_an_utterance_is_one_file(url: str, response_format: str) -> None:
     with av.open(io.BytesIO(audio), "r") as container:
         samples = sum(frame.samples for frame in container.decode(audio=0))
         assert container.streams.audio[0].rate == rate
-    # Streams cannot say where their last frame ends, so a frame of padding (at most 1152 samples, twice) may follow.
+    # Streams cannot say where their last frame ends, so a frame of padding (at most 1152 samples,
+    # twice) may follow.
     assert samples / rate == pytest.approx(events[-1]["seconds"], abs=2304 / rate)
 
 
@@ -398,7 +399,9 @@ def test_a_bad_message_changes_nothing(url: str, message: Event, param: str) -> 
 
 
 def test_a_seed_without_speech_is_not_to_be_tried_again(url: str, engine: FakePool) -> None:
-    """All utterances of a session have its seed, drawn or given, so a repetition would come to the same."""
+    """All utterances of a session have its seed, drawn or given, so a repetition gives the same
+    speech.
+    """
     engine.silent = True
     for start in ({}, {"seed": 3}, {"temperature": 0.0}):
         with session(url, **start) as socket:
@@ -603,7 +606,7 @@ def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: F
         {"type": "audio.done", **place[1], "total_bytes": len(files[1]), "error": False},
         {"type": "session.done", "utterance_index": 0, "total_sentences": 2, "finish_reason": "stop", "seed": 7},
     ]
-    for file, text in zip(files, texts, strict=True):  # exact sizes, for this is no stream
+    for file, text in zip(files, texts, strict=True):  # exact sizes, as this is not a stream
         assert int.from_bytes(file[40:44], "little") == len(file) - 44 == len(text) * FRAME_BYTES
     assert [request.seed for request in engine.requests] == [segment_seed(7, i) for i in range(2)]
 

@@ -149,7 +149,7 @@ async def _read_response(url: httpx.URL, response: httpx.Response, max_bytes: in
     _check_content(_shown(url), content_type, b"")
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in {"identity", "gzip"}:
-        raise _refusal(f"{_shown(url)} sends its content as {encoding[:20]!r} though plain was asked for")
+        raise _refusal(f"{_shown(url)} sends its content as {encoding[:20]!r} though no compression was asked for")
     body = await _read_body(_shown(url), response, encoding == "gzip", max_bytes)
     _check_content(_shown(url), content_type, body)
     return body
