@@ -1,3 +1,6 @@
-"""What the models ask of a device, as operations: `ops.py` is what they call, `reference.py` says in plain PyTorch what
-each computes and is what runs on a CPU, and the other files have the Triton kernels that run on a GPU.
+"""The operations that models run on a device.
+
+Models call `ops` and pass it `types`; the runners fill those types. `ops` picks a column by device:
+`reference` (plain PyTorch, the definition), `cpu` (faster forms of some references) or `gpu`
+(Triton kernels). Kernels import nothing of models.
 """

@@ -1,8 +1,9 @@
-"""The operations that models call, and the only place that decides which implementation of one runs.
+"""The operations that models call, and the only place that decides which implementation of one
+runs.
 
-An operation has up to three columns with one signature: `reference` says in plain PyTorch what it computes, `cpu` is a
-faster form of it on a CPU (the reference itself where there is none), and `gpu` launches a Triton kernel. There is no
-fallback: a kernel that cannot run raises.
+An operation has up to three columns with one signature: `reference` says in plain PyTorch what it
+computes, `cpu` is a faster form of it on a CPU (the reference itself where there is none), and
+`gpu` launches a Triton kernel. There is no fallback: a kernel that cannot run raises.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from hocket.kernels.reference import conv, rings, sampling, talker
 
 
 class OnDevice(Protocol):
-    """An operation's first argument: a tensor, or a type of `kernels.types` made of tensors of one device."""
+    """An operation's first argument: a tensor, or a type of `kernels.types` made of tensors of one
+    device.
+    """
 
     @property
     def device(self) -> torch.device: ...
@@ -36,7 +39,9 @@ _CPU = torch.device("cpu")
 
 
 def column_of(device: torch.device) -> Column:
-    """Kernels run on a GPU in inference mode, where the engine runs models; gradients need the reference."""
+    """Kernels run on a GPU in inference mode, where the engine runs models; gradients need the
+    reference.
+    """
     if device == _CPU:
         return "cpu"
     return "gpu" if torch.is_inference_mode_enabled() else "reference"

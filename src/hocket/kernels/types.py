@@ -117,7 +117,7 @@ class RingWindow:
     #
     #   start  keys          slots           case
     #   0      -2 -1  0  1   0  0  0* 1*     The stream begins: keys before it are read from the first token's slot,
-    #                                        which has just been written and so is finite, and are masked.
+    # which has just been written and so is finite, and are masked.
     #   2       0  1  2  3   0  1  2* 3*     The context is full, and the ring has not wrapped.
     #   4       2  3  4  5   2  3  4* 0*     The chunk passes the ring's end: its second token takes slot 0, whose old
     #                                        position 0 no query of the chunk sees.
@@ -280,7 +280,7 @@ class DrawParams:
 
 @dataclass(frozen=True, eq=False)
 class DrawArgs:
-    """How each of B rows draws a code: `DrawParams` of all rows, one contiguous tensor [B] a field."""
+    """How each of B rows draws a code: `DrawParams` of all rows, a contiguous tensor [B] a field."""
 
     #: float32
     temperature_B: Tensor
@@ -337,16 +337,14 @@ class HostArgs:
 
 # ---- FP8
 #
-# What goes into a matrix product of 8 bits, and what comes out of it: neither is scaled in a pass
-# of its own.
-#
-# Such passes cost what FP8 gains. Whoever makes rows rounds them to 8 bits as it stores them, and
-# whoever takes a product next scales it as it loads it.
+# The inputs and the outputs of 8-bit matrix products. Neither is scaled in a pass of its own,
+# because such passes cost as much as FP8 gains: the producer of rows rounds them to 8 bits as it
+# stores them, and the consumer of a product scales it as it loads it.
 
 
 @dataclass(frozen=True, slots=True)
 class Rows8:
-    """It means `values * scales`."""
+    """8-bit rows; they dequantise to `values * scales`."""
 
     #: [..., K], float8 e4m3.
     values: Tensor
@@ -356,11 +354,12 @@ class Rows8:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A product of such rows. It means `product * rows * columns + bias`, float32, rounded once to
-    its dtype.
+    """The product of 8-bit rows and weights, not scaled yet.
+
+    Dequantises to `product * rows * columns + bias`, in float32, rounded once to its dtype.
     """
 
-    #: [..., N]; rows lie one behind the other.
+    #: [..., N]; rows are contiguous.
     product: Tensor
     #: float32 [..., 1]
     rows: Tensor
@@ -382,25 +381,25 @@ class Scaled:
         return self.product.shape
 
     def flatten(self, start_dim: int, end_dim: int) -> Scaled:
-        """Of the rows, as a tensor's; the last dimension stays by itself."""
+        """The same with row dimensions flattened, as a tensor's; the last dimension stays."""
         product, rows = (x.flatten(start_dim, end_dim) for x in (self.product, self.rows))
         return Scaled(product, rows, self.columns, self.bias)
 
     def wide(self) -> Tensor:
-        """What it means before it is rounded, float32."""
+        """Dequantised in float32, not rounded."""
         scaled = self.product.float() * self.rows * self.columns
         return scaled if self.bias is None else scaled + self.bias.float()
 
     def plain(self) -> Tensor:
-        """What it means."""
+        """Dequantised, in its dtype."""
         return self.wide().to(self.product.dtype)
 
 
 def plain(x: Tensor | Scaled) -> Tensor:
-    """What `x` means."""
+    """`x` dequantised, if it is a product of 8 bits."""
     return x.plain() if isinstance(x, Scaled) else x
 
 
 def operands(x: Tensor | Scaled) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Product, scales and bias, as a kernel takes them."""
+    """The product, its scales and its bias, as kernels take them; None for those of a tensor."""
     return (x.product, x.rows, x.columns, x.bias) if isinstance(x, Scaled) else (x, None, None, None)

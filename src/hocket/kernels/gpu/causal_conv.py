@@ -1,8 +1,10 @@
-"""Causal convolutions of a codec's packed chunks, as matrix products whose rows are gathered as they are loaded.
+"""Causal convolutions of a codec's packed chunks, as matrix products whose rows are gathered as
+they are loaded.
 
-A program makes a tile of tokens times output channels, tap after tap: a token's input some steps back is a row of the
-pack, or of its stream's tail where the chunk begins, so neither is copied or unfolded. Bias, residual and the
-activation that follows are computed from the sums in registers: an activation costs no pass over memory.
+A program computes a tile of tokens times output channels, tap after tap. A token's input some steps
+back is a row of the pack, or of its stream's tail where the chunk begins, so neither is copied or
+unfolded. Bias, residual and the activation that follows are computed from the sums in registers: an
+activation costs no pass over memory.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _ENOUGH_PROGRAMS = 128
 
 
 class _Tile(NamedTuple):
-    """Tokens, output channels and input channels of a step; warps that share a program's sums; steps in flight."""
+    """Tokens, output channels and input channels of a step; warps that share a program's sums;
+    steps in flight.
+    """
 
     tokens: int
     outputs: int
@@ -31,24 +35,29 @@ class _Tile(NamedTuple):
     stages: int
 
     @classmethod
-    def of(cls, tokens: int, outputs: int, inputs: int, most: int) -> _Tile:
-        """As large as there is work for, up to `most`; by shapes alone. Dot products want 16 of each at least."""
-        m = min(most, max(16, triton.next_power_of_2(tokens)))
-        n = min(most, max(16, triton.next_power_of_2(outputs)))
-        # 768 channels of 256 tokens take 38 us in 24 programs of 128 x 64, 48 us in 48 of 128 x 32 (H200).
-        least = 64 if m == 128 else 32
-        while n > least and triton.cdiv(tokens, m) * triton.cdiv(outputs, n) < _ENOUGH_PROGRAMS:
+    def of(cls, tokens: int, outputs: int, inputs: int, max_size: int) -> _Tile:
+        """The largest tile that there is work for, up to `max_size`; it depends on shapes alone.
+
+        Dot products need at least 16 of each.
+        """
+        m = min(max_size, max(16, triton.next_power_of_2(tokens)))
+        n = min(max_size, max(16, triton.next_power_of_2(outputs)))
+        # 768 channels of 256 tokens take 38 us in 24 programs of 128 x 64, 48 us in 48 of 128 x 32
+        # (H200).
+        min_outputs = 64 if m == 128 else 32
+        while n > min_outputs and triton.cdiv(tokens, m) * triton.cdiv(outputs, n) < _ENOUGH_PROGRAMS:
             n //= 2
-        # 192 channels are three times 64 rather than twice 128.
+        # 192 channels are three tiles of 64 rather than two of 128.
         if n == 128 and outputs % 128 and outputs % 64 == 0 and outputs < 512:
             n = 64
-        # Four warps also for 128 x 128: 80 us for 768 channels of 1,280 tokens, with eight 120 (H200).
+        # Four warps also for 128 x 128: 768 channels of 1,280 tokens take 80 us, with eight warps
+        # 120 (H200).
         return cls(m, n, 64 if inputs % 64 == 0 else 32, 4, 3)
 
 
 @triton.jit
 def _sources(x_ptr, tails_ptr, m, row, place, seen, back, tails_stride, C, columns):
-    """Where the inputs `back` steps before tokens `m` begin, and whether there are any."""
+    """Pointers to the inputs `back` steps before tokens `m`, and whether they exist."""
     inside = x_ptr + (m - back).to(tl.int64) * C
     before = tails_ptr + row * tails_stride + (place - back + columns) * C
     return tl.where(place >= back, inside, before), (row >= 0) & (seen >= back)
@@ -56,7 +65,9 @@ def _sources(x_ptr, tails_ptr, m, row, place, seen, back, tails_stride, C, colum
 
 @triton.jit
 def _tokens(rows_ptr, places_ptr, positions_ptr, m, exists, per_frame, columns):
-    """Of tokens `m`: the row of their stream, their place in its chunk, and how many steps back there is something."""
+    """For tokens `m`: the row of their stream, their index in its chunk, and how many inputs exist
+    before them.
+    """
     frame = m // per_frame
     within = m % per_frame
     row = tl.load(rows_ptr + frame, mask=exists, other=-1)
@@ -67,7 +78,9 @@ def _tokens(rows_ptr, places_ptr, positions_ptr, m, exists, per_frame, columns):
 
 @triton.jit
 def _sine_squared(x):
-    """To 2e-7 for |x| up to 10,000. Half turns do not matter to a square, so there is neither quadrant nor sign."""
+    """sin(x)^2, to 2e-7 for |x| up to 10,000. A square has period pi, so that no quadrant or sign
+    is needed.
+    """
     turns = tl.floor(x * 0.3183098861837907 + 0.5)
     # Pi in three parts, the first two short enough for exact products.
     r = tl.fma(turns, -3.140625, x)
@@ -145,7 +158,7 @@ def causal_conv(
     snake_by: tuple[Tensor, Tensor] | None,
     keep: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """`reference.causal_conv`. All but tails are contiguous."""
+    """`reference.causal_conv`. All tensors but tails are contiguous."""
     (tokens, channels), (taps, _, outputs) = x_MC.shape, weight_PCO.shape
     if (tails_RPC is None) != (taps == 1):
         raise ValueError(f"a convolution of {taps} taps and its tail: one tap needs none, more need one")
@@ -190,7 +203,7 @@ def _depthwise_conv_kernel(
 
 
 def depthwise_conv(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Tensor, bias_C: Tensor) -> Tensor:
-    """`reference.depthwise_conv`. All but tails are contiguous."""
+    """`reference.depthwise_conv`. All tensors but tails are contiguous."""
     (tokens, channels), taps = x_MC.shape, len(weight_PC)
     if not (x_MC.is_contiguous() and weight_PC.is_contiguous()):
         raise ValueError("inputs and weights of a convolution must be contiguous")
@@ -215,19 +228,19 @@ def _keep_tail_kernel(
     first = tl.load(firsts_ptr + stream) * per_frame
     p = tl.arange(0, BP)[:, None]
     c = tl.program_id(1) * BC + tl.arange(0, BC)[None, :]
-    # A stream without a chunk is another batch's: not even read.
+    # The row of a stream without a chunk belongs to another batch: it is not even read.
     mask = (p < columns) & (c < C) & (tokens > 0)
     at = tokens - columns + p
     inside = tl.load(x_ptr + (first + at) * C + c, mask=mask & (at >= 0), other=0.0)
     tails = tails_ptr + row * tails_stride + c
     before = tl.load(tails + (at + columns) * C, mask=mask & (at < 0), other=0.0)
-    # What moves within the tail must have been read by all before any of it is overwritten.
+    # All threads must have read the inputs that move within the tail before any is overwritten.
     tl.debug_barrier()
     tl.store(tails + p * C, tl.where(at >= 0, inside, before), mask=mask)
 
 
 def keep_tail(x_MC: Tensor, pack: Packed, tails_RPC: Tensor) -> None:
-    """`reference.keep_tail`. All but tails are contiguous."""
+    """`reference.keep_tail`. All tensors but tails are contiguous."""
     _, columns, channels = tails_RPC.shape
     if not x_MC.is_contiguous():
         raise ValueError("inputs of a convolution must be contiguous")

@@ -1,7 +1,8 @@
 """Activations, rounding to 8 bits, and embeddings.
 
-What needs no whole row runs in tiles of up to 1,024 columns (4 warps, 8 elements a thread, or 32 where there are
-many); what needs the largest magnitude of a row has the whole row in registers (`rows`).
+Operations on single elements run in tiles of up to 1,024 columns (4 warps, 8 elements a thread, or
+32 where there are many); those that need the largest magnitude of a row have the whole row in
+registers (`rows`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from hocket.kernels.gpu.rows import (
 from hocket.kernels.types import Rows8, Scaled, operands
 
 _COLUMNS = 1024
-#: From so many results on a tile has four rows of 1,024, so that there are fewer programs to launch.
+#: Number of results from which a tile has four rows of 1,024, so that fewer programs are launched.
 _MANY = 1 << 22
 
 
 @triton.jit
 def _silu(x):
-    """x / (1 + exp(-x)) in 6 instructions an element; `/` and `exp` take 15, for operands that do not occur here."""
+    """x / (1 + exp(-x)) in 6 instructions an element; `/` and `exp` take 15, for operands that do
+    not occur here.
+    """
     root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
     return x * root * root
 
@@ -40,9 +43,10 @@ def _silu(x):
 def _gelu(x):
     """x Phi(x) = max(x, 0) - |x| Phi(-|x|), with log2 Phi(-a) as a polynomial of degree 8.
 
-    15 instructions an element; with erf, 36 would take longer than the memory does. The coefficients are a weighted
-    minimax fit on [0, 6.5] that is exact at 0; beyond, the polynomial falls. Off by at most 1.5e-6 of the result from
-    x = -3 on, and by 5e-9 below: 1 + erf(x / sqrt(2)) in float32, which cancels there, is off by 1e-6.
+    15 instructions an element; with erf, 36 would take longer than the memory does. The
+    coefficients are a weighted minimax fit on [0, 6.5] that is exact at 0; beyond, the polynomial
+    falls. The result is off by at most 1.5e-6 of the result from x = -3 on, and by 5e-9 below: 1 +
+    erf(x / sqrt(2)) in float32, which cancels there, is off by 1e-6.
     """
     a = tl.abs(x)
     log2_tail = tl.fma(a, -5.930554607402883e-07, 9.387048521602992e-06)
@@ -58,7 +62,9 @@ def _gelu(x):
 
 @triton.jit
 def _inputs(x_ptr, x_stride, rows, columns, mask, ACTIVATION: tl.constexpr, WIDTH: tl.constexpr):
-    """Of a tile of results, as they lie there; the second is none without a gate."""
+    """The inputs of a tile of results, in their dtype in memory: x (the gate of `silu_mul`), and up
+    (else x again).
+    """
     at = x_ptr + rows * x_stride + columns
     x = tl.load(at, mask=mask, other=0.0)
     return x, (tl.load(at + WIDTH, mask=mask, other=0.0) if ACTIVATION == "silu_mul" else x)
@@ -69,7 +75,7 @@ def _activated(
     x, up, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist,
     ACTIVATION: tl.constexpr, DTYPE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A tile of results, float32, all steps rounded to `DTYPE`."""
+    """A tile of results in float32, with each step rounded to `DTYPE`."""
     x = scaled(x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, DTYPE)
     if ACTIVATION == "gelu":
         x = rounded(_gelu(x), DTYPE)
@@ -104,7 +110,7 @@ def _fp8_kernel(
 ):  # fmt: skip
     PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     rows, rows_exist = rows_at(count, ROWS)
-    # All of a row is on its way before the first of it is used.
+    # All loads of a row are issued before the first is used.
     inputs = ()
     for piece in tl.static_range(PIECES):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
@@ -152,7 +158,7 @@ def silu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
 
 
 def gelu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
-    """`reference.gelu`, of finite numbers."""
+    """`reference.gelu` for finite numbers."""
     return _activate(x, "gelu", x.shape[-1], to_fp8)
 
 
@@ -164,7 +170,7 @@ def quantize_rows(x: Tensor) -> Rows8:
 
 
 def _activate(x: Tensor | Scaled, activation: str, width: int, to_fp8: bool) -> Tensor | Rows8:
-    """`width` results of each row."""
+    """Computes `width` results of each row."""
     product, *scales = operands(x)
     x_ME = as_rows(product)
     count = len(x_ME)

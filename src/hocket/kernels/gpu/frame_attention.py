@@ -1,8 +1,8 @@
-"""Attention over the few positions of one frame, which are so few that tensor cores have nothing to do.
+"""Attention over the few positions of one frame, too few to occupy tensor cores.
 
-A program has all keys and values that one key head of one row sees in registers, [positions, channels], with both loads
-in flight at once: at most 2,048 elements each in a warp, so that softmax and sums stay within it. Everything between
-the loads and the output is float32.
+A program has all keys and values that one key head of one row sees in registers, [positions,
+channels], with both loads in flight at once: at most 2,048 elements each in a warp, so that softmax
+and sums stay within it. Everything between the loads and the output is float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hocket.kernels.gpu.rows import load_scaled, rounded
 from hocket.kernels.types import Scaled, operands
 
 _WARP_ELEMENTS = 2048
-#: The same where keys and values are two tiles each, their lower and their upper channels.
+#: The same where keys and values are two tiles each, the lower and the upper channels.
 _HALF_TILE = 512
 
 
@@ -24,7 +24,9 @@ _HALF_TILE = 512
 def _turned(
     qkv_ptr, rows_ptr, columns_ptr, bias_ptr, at, row, first, cos_ptr, sin_ptr, channels, mask, BLOCK: tl.constexpr
 ):
-    """`x * cos + swapped(x) * sin` of the head at column `first`, each step rounded to the dtype of x."""
+    """`x * cos + swapped(x) * sin` of the head at column `first`, each step rounded to the dtype of
+    x.
+    """
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     columns = first + channels
     x = load_scaled(qkv_ptr, at + columns, mask, rows_ptr, columns_ptr, bias_ptr, row, columns, row >= 0, mask)
@@ -117,7 +119,9 @@ def _normed(
     rows, positions, head, channels, mask, qkv_stride, eps,
     K: tl.constexpr,
 ):  # fmt: skip
-    """Both halves [tokens, channels] of one head, normed and turned, as `reference.norm_rotate_append` rounds them."""
+    """Both halves [tokens, channels] of one head, normed and turned, as
+    `reference.norm_rotate_append` rounds them.
+    """
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     low, high = _halves(qkv_ptr, rows_ptr, columns_ptr, bias_ptr, rows, head, channels, mask, qkv_stride, K)
     rstd = tl.rsqrt(tl.sum(low * low + high * high, axis=1, keep_dims=True) / K + eps)
@@ -173,7 +177,7 @@ def _frame_attention_kernel(
     past_value_high = tl.load(past_values + K // 2, mask=past_mask, other=0.0).to(tl.float32)
 
     tokens = tl.arange(0, NEW)
-    # Tokens that are only there because a tile has a power of two of them are read as the last.
+    # A tile has a power of two of tokens; those beyond T are read as the last.
     rows = row * T + tl.minimum(tokens, T - 1)[:, None]
     positions = start + tl.minimum(tokens, T - 1)[:, None]
     mask = (tokens < T)[:, None] & exists
@@ -256,6 +260,6 @@ def _check_cache(keys: Tensor, values: Tensor) -> None:
 
 
 def _tile(positions: int, size: int) -> tuple[int, int, int]:
-    """Powers of two that hold so many positions and channels, and how many warps hold them."""
+    """Powers of two that hold the positions and channels, and the number of warps for them."""
     length, block = max(triton.next_power_of_2(positions), 2), triton.next_power_of_2(size)
     return length, block, max(length * block // _WARP_ELEMENTS, 1)

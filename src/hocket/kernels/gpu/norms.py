@@ -1,7 +1,8 @@
-"""Norms over rows, with the addition before them and the rounding to 8 bits after them in the same launch.
+"""Norms over rows, with the addition before them and the rounding to 8 bits after them in the same
+launch.
 
-A program holds whole rows in registers (`rows`), so each element is read once and written once. All loads come before
-the first store, which they could not overtake. Sums are float32.
+A program holds whole rows in registers (`rows`), so each element is read once and written once. All
+loads come before the first store, which they could not overtake. Sums are float32.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hocket.kernels.gpu.rows import (
 )
 from hocket.kernels.types import Rows8, Scaled, operands
 
-#: Columns of a program that needs no whole row.
+#: Columns of a program that works on parts of rows.
 _COLUMNS = 1024
 
 
@@ -34,7 +35,7 @@ def _load_sum(
     x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, x_stride, delta_stride,
     rows, columns, rows_exist, columns_exist,
 ):  # fmt: skip
-    """float32 of x, or of x + [gain *] delta, rounded as x is stored."""
+    """x, or x + [gain *] delta rounded to the dtype of x, as float32."""
     mask = rows_exist & columns_exist
     x = tl.load(x_ptr + rows * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     if delta_ptr is not None:
@@ -53,7 +54,7 @@ def _sum_rows(
     x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride, delta_stride,
     rows, rows_exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`_load_sum` of whole rows in pieces; sums are stored as well."""
+    """`_load_sum` of whole rows in pieces; stores the sums as well."""
     PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     pieces = ()
     for piece in tl.static_range(PIECES):
@@ -126,7 +127,7 @@ def _layer_norm_kernel(
 
 @triton.jit
 def _vector(ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """What all rows share, float32 [1, D] in pieces."""
+    """A vector that all rows share, float32 [1, D] in pieces."""
     pieces = ()
     for piece in tl.static_range((WIDTH + BLOCK - 1) // BLOCK):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
@@ -169,7 +170,9 @@ def _scaled_add_rms_norm_kernel(
 def _sum_operands(
     x: Tensor, delta: Tensor | Scaled | None
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None, tuple[int, int]]:
-    """Rows of x; delta's, their scales and bias; where sums go (None without a delta); strides."""
+    """The rows of x; those of delta with their scales and bias; a tensor for sums (None without a
+    delta); strides.
+    """
     x_MD = as_rows(x)
     if delta is None:
         return x_MD, (None,) * 4, None, (x_MD.stride(0), 0)
@@ -250,7 +253,7 @@ def scaled_add(x: Tensor, delta: Tensor | Scaled, scale_D: Tensor) -> Tensor:
 def scaled_add_rms_norm(
     x: Tensor, delta: Tensor | None, scale_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """`reference.scaled_add_rms_norm`; rows lie one behind the other."""
+    """`reference.scaled_add_rms_norm`; rows are contiguous."""
     if not all(part is None or part.is_contiguous() for part in (x, delta)):
         raise ValueError("the rows of a residual stream and of what joins it must be contiguous")
     width = x.shape[-1]

@@ -1,15 +1,19 @@
-"""Attention over pages: one step of many sequences (T = 1) and pieces of prompts (T > 1), by one kernel.
+"""Attention over pages: one step of many sequences (T = 1) and slices of prompts (T > 1), by one
+kernel.
 
-A program holds up to `BLOCK_M` queries of one entry that share a key head, as (row, head) pairs, so that keys are read
-once for all of them, and walks blocks of `BLOCK_N` keys with a float32 online softmax. Blocks start at multiples of
-`BLOCK_N` whatever the queries are, and a block that a query does not see changes no bit of it: given the shapes,
-neither where a sequence was cut into pieces nor who else is in the batch shows.
+A program holds up to `BLOCK_M` queries of one entry that share a key head, as (row, head) pairs, so
+that keys are read once for all of them, and walks blocks of `BLOCK_N` keys with a float32 online
+softmax. Blocks start at multiples of `BLOCK_N` whatever the queries are, and a block that a query
+does not see changes no bit of it: given the shapes, neither the slicing of a sequence nor the rest
+of the batch changes a bit.
 
-A step moves every key and value for a few operations each, so it needs enough programs to keep the memory busy: where
-entries times key heads are few, a context is split among up to `MOST_SPLITS` programs, and a second kernel joins what
-they found. Key heads are the grid's fastest axis: the heads of one position lie side by side in memory.
+A step moves every key and value for a few operations each, so it needs enough programs to keep the
+memory busy: where entries times key heads are few, a context is split among up to `MAX_SPLITS`
+programs, and a second kernel joins their results. Key heads are the grid's fastest axis: the heads
+of one position lie side by side in memory.
 
-Float8 keys and values halve what is moved, so that instructions count: see `_attend_fp8`.
+Float8 keys and values halve the bytes that move, so that instructions become the limit: see
+`_attend_fp8`.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from hocket.kernels.gpu.rotary import scale_exponent
 from hocket.kernels.types import PagedPlan
 
 ENOUGH_PROGRAMS = 1024  # about eight for each of an H200's 132 processors
-MOST_SPLITS = 16
+MAX_SPLITS = 16
 LEAST_SPLIT = tl.constexpr(128)  # positions: a shorter split is over before its first page number has arrived
 LOWEST = tl.constexpr(-1e30)  # below every score, and finite: its difference from itself is 0
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -40,7 +44,8 @@ def paged_attention(
 ) -> Tensor:
     """`reference.talker.paged_attention`; padding gives zeros.
 
-    All tensors are contiguous, but for the page table, which may be part of a wider one. Integers may be int32.
+    All tensors are contiguous, but for the page table, which may be part of a wider one. Integers
+    may be int32.
     """
     page_table_BP, starts_B, counts_B = plan.batch.page_table_BP, plan.batch.starts_B, plan.batch.counts_B
     tensors = (q_BTHK, keys_NRGK, values_NRGK, starts_B, counts_B, scales_NGR2)
@@ -80,12 +85,14 @@ def paged_attention(
     return out_BTHK
 
 
-#: Most queries of a tile, on bfloat16 and on float8: there tiles of 64 took 168 us for 64 pages of 32 rows, on bfloat16
-#: 30 (H200), presumably since keys are unpacked in registers, from which products of 64 queries do not take them.
-MOST_QUERIES, MOST_QUERIES_FP8 = 64, 16
-#: Keys of a block, stages of the pipeline that fetches them, and warps: of few queries, and of tiles of 64; of float32.
-#: Measured: 128 rows at 320 in 45 us, with five stages 48, with 128 keys 64; float8 28, with 64 keys and two warps 33;
-#: 64 pages of 32 rows in 25 us, with 64 keys 30, with tiles of 128 queries 31 (H200).
+#: Largest number of queries of a tile, on bfloat16 and on float8. On float8, tiles of 64 took 168
+#: us for 64 pages of 32 rows, on bfloat16 30 (H200), presumably since keys are unpacked in
+#: registers, from which products of 64 queries do not take them.
+MAX_QUERIES, MAX_QUERIES_FP8 = 64, 16
+#: Keys of a block, stages of the pipeline that fetches them, and warps: of few queries, and of
+#: tiles of 64; of float32. Measured: 128 rows at 320 in 45 us, with five stages 48, with 128 keys
+#: 64; float8 28, with 64 keys and two warps 33; 64 pages of 32 rows in 25 us, with 64 keys 30, with
+#: tiles of 128 queries 31 (H200).
 STEP, STEP_FP8 = (64, 4, 4), (32, 5, 1)
 LARGE = (32, 4, 4)
 EXACT = (32, 2, 4)
@@ -94,24 +101,27 @@ EXACT = (32, 2, 4)
 def _blocks(dtype: torch.dtype, queries: int, is_fp8: bool = False) -> tuple[int, int, int, int]:
     """Queries and keys of a block, stages and warps.
 
-    At 128 channels of 2 bytes a block of keys and values is 32 KB. Some of the stages go to page numbers, which must be
-    there before keys can be asked for. Some 130 KB must be on the way (4.8 TB/s times 1 us is 36 KB for each of 132
-    processors). On float8 instructions are scarce: one warp, and an instruction does for all keys. Tiles of 64 queries
-    reuse keys: short blocks leave room for three programs a processor. Exact float32 products are done without tensor
-    cores, in registers, which small blocks fit.
+    At 128 channels of 2 bytes a block of keys and values is 32 KB. Some of the stages go to page
+    numbers, which must have arrived before keys can be loaded. Some 130 KB must be in flight (4.8
+    TB/s times 1 us is 36 KB for each of 132 processors). On float8 instructions are the limit: with
+    one warp, an instruction serves all keys. Tiles of 64 queries reuse keys: short blocks leave
+    room for three programs a processor. Exact float32 products are done without tensor cores, in
+    registers, which small blocks fit.
     """
     if dtype == torch.float32:
         return 16, *EXACT
     if is_fp8:
-        return MOST_QUERIES_FP8, *STEP_FP8
-    block_m = min(MOST_QUERIES, max(16, triton.next_power_of_2(queries)))
-    return block_m, *(LARGE if block_m == MOST_QUERIES else STEP)
+        return MAX_QUERIES_FP8, *STEP_FP8
+    block_m = min(MAX_QUERIES, max(16, triton.next_power_of_2(queries)))
+    return block_m, *(LARGE if block_m == MAX_QUERIES else STEP)
 
 
 def _splits(programs: int, longest: int) -> int:
-    """How many programs may share a context of up to `longest` positions, by what `programs` there are without."""
+    """Number of programs that share a context of up to `longest` positions, for `programs`
+    contexts.
+    """
     splits = 1
-    while splits < MOST_SPLITS and programs * splits < ENOUGH_PROGRAMS and longest > splits * LEAST_SPLIT.value:
+    while splits < MAX_SPLITS and programs * splits < ENOUGH_PROGRAMS and longest > splits * LEAST_SPLIT.value:
         splits *= 2
     return splits
 
@@ -124,8 +134,8 @@ def _attend(
 ):  # fmt: skip
     """Queries [B, T, H, K] on keys and values [pages, R, G, K].
 
-    `found` is [B, T, H, SPLITS, K], with one split the output itself; `weights` [B, H, SPLITS] is log2 of the sum of a
-    split's exponentials, None with one split.
+    `found` is [B, T, H, SPLITS, K], with one split the output itself; `weights` [B, H, SPLITS] is
+    log2 of the sum of a split's exponentials, None with one split.
     """
     group = tl.program_id(0)
     tile = tl.program_id(1) // SPLITS
@@ -188,16 +198,17 @@ def _attend_fp8(
 ):  # fmt: skip
     """`_attend` for float8 keys and values with scales that are powers of two.
 
-    Products are of float16, which holds every float8, and which float8 becomes in one instruction for two values; from
-    pairs of channels, because values must be transposed on their way to the tensor cores, which only 16-bit memory
-    words can be. First and second channels have products of their own. Queries are brought into float16's range by a
-    power of two. Weights times value scales are at most 1, since the running maximum is that of their product.
+    Products are of float16, which holds every float8, and which float8 becomes in one instruction
+    for two values; from pairs of channels, because values must be transposed on their way to the
+    tensor cores, which only 16-bit memory words can be. First and second channels have products of
+    their own. Queries are brought into float16's range by a power of two. Weights times value
+    scales are at most 1, since the running maximum is that of their product.
 
-    Keys and values are int16 [pages, R, G, K / 2], pairs of float8; scales are int32 [pages, G, R], the bits of the
-    value's scale, then of the key's, both bfloat16.
+    Keys and values are int16 [pages, R, G, K / 2], pairs of float8; scales are int32 [pages, G, R],
+    the bits of the value's scale, then of the key's, both bfloat16.
 
-    Long, and a twin of `_attend` line by line, because it is one loop whose every line shares the running maximum, sum
-    and mixture: a change to one of the two belongs into the other.
+    It is long, and follows `_attend` line by line, because it is one loop whose every line shares
+    the running maximum, sum and mixture: make each change to one of the two in the other as well.
     """
     group = tl.program_id(0)
     tile = tl.program_id(1) // SPLITS
@@ -271,7 +282,8 @@ def _unpacked(pairs, DTYPE: tl.constexpr):
         low = pairs.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
         high = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        # Bytes of two integers in the order 0, 2, 1, 3: the compiler itself takes twice as many instructions.
+        # Bytes of two integers in the order 0, 2, 1, 3: the compiler itself takes twice as many
+        # instructions.
         low, high = tl.inline_asm_elementwise(
             """{
             .reg .b32 sorted;
@@ -336,11 +348,11 @@ def _bounds(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Cached and new rows of an entry, and the first position of a split and the one behind its last."""
+    """Cached and new rows of an entry, the first position of a split, and its end (exclusive)."""
     start = tl.load(starts_ptr + entry).to(tl.int32)
     count = tl.load(counts_ptr + entry).to(tl.int32)
     last_row = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // SHARE, count - 1)
-    # What any query of this tile sees: nothing if all are padding.
+    # The end of the positions that any query of this tile sees; 0 if all are padding.
     end = tl.where(tile * BLOCK_M // SHARE < count, start + last_row + 1, 0)
     first = 0
     stop = end
@@ -353,6 +365,8 @@ def _bounds(
 
 @triton.jit
 def _split_length(end, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
-    """Positions of each split of a context: whole blocks, by the context's own length alone."""
+    """Positions of each split of a context: whole blocks, which depend on the context's own length
+    alone.
+    """
     blocks = (end + SPLITS * BLOCK_N - 1) // (SPLITS * BLOCK_N)
     return tl.maximum(blocks * BLOCK_N, LEAST_SPLIT)

@@ -1,12 +1,15 @@
-"""Rotary positions of a codec's chunks, the append of keys and values to their rings, and copies between rings.
+"""Rotary positions of a codec's chunks, the append of keys and values to their rings, and copies
+between rings.
 
-Queries rotate where they are used, in `ring_attention`: to write and read them takes longer. A program has some 2,048
-channels, [tokens and heads, channels], of the keys of one stream, and the values beside them. The grid has room for
-the longest chunk of each stream, and what a shorter one leaves of it ends at once.
+Queries rotate where they are used, in `ring_attention`: writing and reading them would take longer.
+A program has some 2,048 channels, [tokens and heads, channels], of the keys of one stream, and its
+values as well. The grid has room for the longest chunk of each stream; programs beyond a shorter
+chunk end at once.
 
-A copy moves what a stream's next chunk can look back over to a row of other rings, of another size perhaps. With
-PyTorch's copies the host had a launch for every run of slots that neither ring has a seam in, a dozen for a codec and
-every request. A program copies some 4,096 elements of one layer's keys or values.
+A copy moves the positions that a stream's next chunk can look back over to a row of other rings,
+perhaps of another size. With PyTorch's copies the host launched one for every run of slots in which
+neither ring wraps, a dozen for a codec and every request. A program copies some 4,096 elements of
+one layer's keys or values.
 """
 
 from __future__ import annotations
@@ -21,16 +24,17 @@ from torch import Tensor
 from hocket.kernels.gpu.rows import load_scaled
 from hocket.kernels.types import RingWindow, Scaled, operands
 
-#: Two vectors of 16 bytes a thread of bfloat16 keys, and as many of values.
+#: Two vectors of 16 bytes a thread for bfloat16 keys, and as many for values.
 ELEMENTS = 2048
-#: Four vectors of 16 bytes a thread of bfloat16.
+#: Four vectors of 16 bytes a thread for bfloat16.
 _COPY_ELEMENTS = 4096
 
 
 @triton.jit
 def rotated(x, turns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """float32 [R, D]: each pair of `x` turned by the cosine and sine that stand in its place in `turns`."""
-    # Neighbouring channels are in one thread, which reads 16 bytes at once: taking pairs apart costs no shuffle.
+    """float32 [R, D]: each pair of `x` rotated by the cosine and sine at its index in `turns`."""
+    # Neighbouring channels are in one thread, which reads 16 bytes at once: taking pairs apart
+    # costs no shuffle.
     even, odd = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
     cos, sin = tl.split(tl.reshape(turns, (ROWS, BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (ROWS, BLOCK))
@@ -47,7 +51,7 @@ def _pair_turns_kernel(
     start = tl.load(starts_ptr + stream).to(tl.int64) * unit
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     pairs = tl.arange(0, BLOCK // 2).to(tl.float32)
-    # Once a program, and its error grows with the position: in float64.
+    # In float64, since its error grows with the position; it is computed once a program.
     frequency = tl.exp((pairs * step).to(tl.float64)).to(tl.float32)
     angle = (start + token).to(tl.float32)[:, None] * frequency[None, :]
     turns = tl.reshape(tl.join(tl.cos(angle), tl.sin(angle)), (TOKENS, BLOCK))
@@ -57,7 +61,7 @@ def _pair_turns_kernel(
 
 
 def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
-    """`reference.rings.pair_turns`, but that the turns of tokens of no stream are not written."""
+    """`reference.rings.pair_turns`, but entries for tokens of no stream are not written."""
     pack = window.pack
     turns_MK = torch.empty((window.tokens, size), dtype=torch.float32, device=pack.device)
     block = triton.next_power_of_2(size)
@@ -83,7 +87,7 @@ def _append_rotated_kernel(
     place = tl.load(firsts_ptr + stream).to(tl.int64) * unit
     start = tl.load(starts_ptr + stream).to(tl.int64) * unit
     ring = tl.load(rows_ptr + stream).to(tl.int64) * capacity * (H * K)
-    # What is never negative is asked, too: so all of it is fetched before the first answer, and waited for once.
+    # Tests that are never true, too, so that all loads are issued before the first is waited for.
     if (heads_before >= tokens * H) | (place < 0) | (start < 0) | (ring < 0):
         return
     first_slot = (start % capacity).to(tl.int32)
@@ -92,7 +96,7 @@ def _append_rotated_kernel(
     channels = tl.arange(0, BLOCK)[None, :]
     token_exists, exists = token < tokens, channels < K
     mask = token_exists & exists
-    # A chunk is shorter than its ring: it passes the end of it once at most.
+    # A chunk is shorter than its ring, so it passes the ring's end at most once.
     slot = first_slot + token
     slot = tl.where(slot >= capacity, slot - capacity, slot)
 

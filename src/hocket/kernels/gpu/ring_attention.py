@@ -1,13 +1,15 @@
-"""Sliding-window attention over rings of keys and values: flash attention that reads key j from slot j mod capacity.
+"""Sliding-window attention over rings of keys and values: flash attention that reads key j from
+slot j mod capacity.
 
-One program has a tile of queries of one head of one stream, rotates them, and walks over blocks of keys from the oldest
-that the tile sees to its newest query, with a running softmax in float32. Blocks begin at multiples of BLOCK_N of the
-stream's own positions, and a block of which a query sees nothing changes no bit of its result: so a query's sums are
-the same wherever in a tile it stands, and whatever runs beside it. Keys are read where they lie: for 32 streams of 480
-new tokens, 12 heads and 400 of context, 86 MB a layer, which a gather would write and read once more.
+One program has a tile of queries of one head of one stream, rotates them, and walks over blocks of
+keys from the oldest that the tile sees to its newest query, with a running softmax in float32.
+Blocks begin at multiples of BLOCK_N of the stream's own positions, and a block of which a query
+sees nothing changes no bit of its result: so a query's sums are the same wherever in a tile it
+stands, and whatever runs beside it. Keys are read where they lie: for 32 streams of 480 new tokens,
+12 heads and 400 of context, 86 MB a layer, which a gather would write and read once more.
 
-The grid has room for the longest chunk of each stream, and what a shorter one leaves of it ends at once. Before that, a
-stream's programs fill what lies between it and the next stream.
+The grid has room for the longest chunk of each stream; programs beyond a shorter chunk end at once.
+Before that, a stream's programs write zeros between it and the next stream.
 """
 
 from __future__ import annotations
@@ -28,28 +30,30 @@ LOG2_E = 1.4426950408889634
 
 
 class Tile(NamedTuple):
-    """Queries of a program and keys of a block, at least 16 each, as tensor cores want; warps, and stages of loads."""
+    """Queries of a program and keys of a block (tensor cores need 16 each); warps, and stages of
+    loads.
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
-    #: Most a thread may have: with more than 128, a multiprocessor holds fewer than 16 warps.
+    #: Limit for a thread: with more than 128, a multiprocessor holds fewer than 16 warps.
     registers: int = 128
 
 
-#: By the most new tokens of a stream. Few queries leave nothing to do but to wait for keys: longer blocks make fewer
-#: turns. Many share a block's keys, which else come through L2 once more for every 64: 414 MB a layer for 32 streams
-#: of 480 tokens.
+#: Keyed by the largest number of new tokens of a stream. With few queries a program mostly waits
+#: for keys, so longer blocks mean fewer waits. Many queries share a block's keys, which would
+#: otherwise come through L2 once for every 64 queries: 414 MB a layer for 32 streams of 480 tokens.
 HALF_TILES = {16: Tile(16, 64, 4, 3), 2**31: Tile(64, 64, 4, 3)}
 #: Float32 runs without tensor cores, its operands in registers.
 FLOAT_TILES = {16: Tile(16, 64, 4, 3, 255), 2**31: Tile(32, 64, 4, 3, 255)}
 
 
 def tile_of(tokens: int, dtype: torch.dtype) -> Tile:
-    """For streams of up to so many new tokens."""
+    """The tile for streams of up to `tokens` new tokens."""
     tiles = HALF_TILES if dtype.itemsize == 2 else FLOAT_TILES
-    return next(tile for most, tile in tiles.items() if tokens <= most)
+    return next(tile for max_tokens, tile in tiles.items() if tokens <= max_tokens)
 
 
 def ring_attention(
@@ -84,7 +88,7 @@ def _ring_attention_kernel(
     rows_ptr, starts_ptr, counts_ptr, firsts_ptr, streams, pack_frames, unit, context, capacity, scale_log2,
     H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Long, because it is one loop that shares a running maximum, sum and mixture; what can be apart is."""
+    """Long, because it is one loop that shares a running maximum, sum and mixture."""
     # Tiles of one head of one stream run beside each other: they share keys.
     tile, head, stream = tl.program_id(0) * BLOCK_M, tl.program_id(1), tl.program_id(2)
     step = tl.num_programs(0) * BLOCK_M
@@ -94,27 +98,31 @@ def _ring_attention_kernel(
     ring = tl.load(rows_ptr + stream).to(tl.int64) * capacity * (H * K) + head * K
     next_frame = tl.load(firsts_ptr + stream + 1, mask=stream + 1 < streams, other=pack_frames)
     _fill(out_ptr, token + tokens + tile, next_frame * unit, step, head, H, K, BLOCK_M, BLOCK_K)
-    # Here, so that all that lies in memory is waited for at once.
+    # Checked here, so that all loads above are waited for at once.
     if tile >= tokens:
         return
     pointers = (qkv_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, turns_ptr)
     dtype: tl.constexpr = keys_ptr.dtype.element_ty
     q = _queries(pointers, tile, tokens, token, head, H, K, BLOCK_M, BLOCK_K, dtype)
-    # One turn, for the grid has a program for each tile. But a tile that goes round a loop is kept in shared memory,
-    # and products take it from there; one in registers is fetched anew for every product, which then waits for it.
+    # One turn, for the grid has a program for each tile. But a tile that goes round a loop is kept
+    # in shared memory, and products take it from there; one in registers is fetched anew for every
+    # product, which then waits for it.
     for before in range(tile, tokens, step):
         first = start + before
         oldest = tl.maximum(first - (context - 1), 0)
-        # All positions from here on are relative to `origin`, where the first block of keys begins: they fit 32 bits.
+        # All positions from here on are relative to `origin`, where the first block of keys begins:
+        # they fit 32 bits.
         origin = oldest // BLOCK_N * BLOCK_N
         oldest_key, first_query = (oldest - origin).to(tl.int32), (first - origin).to(tl.int32)
         keys_end = first_query + tl.minimum(tokens - before, BLOCK_M)
-        # What a tile sees is no longer than the ring, so it passes the end of it once at most.
+        # The positions that a tile sees are no more than the ring's slots, so they pass its end at
+        # most once.
         slots_from_key = (oldest % capacity).to(tl.int32) - oldest_key
         rows, channels = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
         query = first_query + rows
 
-        # Finite, so that a block without any visible key leaves it as it is, instead of making inf - inf.
+        # Finite, so that a block without any visible key leaves it as it is, instead of making inf
+        # - inf.
         largest = tl.full([BLOCK_M], -1e38, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         mixed = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
@@ -130,7 +138,7 @@ def _ring_attention_kernel(
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
             # Half of the blocks are visible to all queries.
             if (begin <= keys_end - 1 - context) | (begin + BLOCK_N - 1 > first_query):
-                # As unsigned numbers, those of keys to come are larger than any context.
+                # As unsigned numbers, the ages of later keys are larger than any context.
                 age = (query[:, None] - key[None, :]).to(tl.uint32)
                 scores = tl.where(age < context.to(tl.uint32), scores, float("-inf"))
             new_largest = tl.maximum(largest, tl.max(scores, 1))
@@ -154,7 +162,7 @@ def _queries(
     pointers, before, tokens, token, head,
     H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """A stream's queries from `before` on, rotated and rounded as keys are."""
+    """A stream's queries from `before` on, rotated and rounded like keys."""
     qkv_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, turns_ptr = pointers
     rows, channels = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_K)[None, :]
     row_exists = before + rows < tokens
@@ -173,7 +181,7 @@ def _queries(
 def _fill(
     out_ptr, begin, end, step, head, H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """Zeros for tokens of no stream."""
+    """Writes zeros for tokens of no stream."""
     rows, channels = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_K)[None, :]
     zeros = tl.zeros([BLOCK_M, BLOCK_K], out_ptr.dtype.element_ty)
     for token in range(begin, end, step):

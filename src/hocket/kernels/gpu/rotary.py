@@ -1,8 +1,10 @@
-"""Rotary positions, with the norm before them and the append to the cache after them in the same launch.
+"""Rotary positions, with the norm before them and the append to the cache after them in the same
+launch.
 
-A program has a group of heads of one row, two halves [heads, channels / 2] of about 1,024 elements together in 4 warps,
-whether they are queries, keys or values: the kinds differ in where they are stored, and values are stored as they are.
-The halves lie alike, so that a thread has both channels of each pair that turns.
+A program has a group of heads of one row, two halves [heads, channels / 2] of about 1,024 elements
+together in 4 warps, whether they are queries, keys or values: the kinds differ in where they are
+stored, and values are stored as they are. The halves have one layout, so that a thread has both
+channels of each pair that rotates.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def _norm_rotate_append_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    # Of the lower half; channel `c` turns with channel `c + HALF`, which the same thread has.
+    # Channels of the lower half; channel `c` rotates with channel `c + HALF`, which the same thread
+    # has.
     channels = tl.arange(0, BLOCK)[None, :]
     in_half = channels < HALF
     mask = (heads < H + 2 * G) & in_half
@@ -89,7 +92,9 @@ def _turned(x, partner, cos_ptr, sin_ptr, channels, exists, DTYPE: tl.constexpr)
 
 @triton.jit
 def scale_exponent(largest):
-    """Biased exponent of the scale of a head whose largest magnitude is given in float32: see `quantize_heads`."""
+    """Biased exponent of the scale of a head whose largest magnitude is given in float32: see
+    `quantize_heads`.
+    """
     return tl.maximum(((largest.to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8, 95)
 
 
@@ -105,7 +110,7 @@ def norm_rotate_append(
     values_SGK: Tensor,
     scales_NGR2: Tensor | None = None,
 ) -> Tensor:
-    """`reference.norm_rotate_append`. What a slot holds, [G, K], is contiguous; slots may lie apart."""
+    """`reference.norm_rotate_append`. The [G, K] of a slot are contiguous; slots may be strided."""
     product_ME, rows, columns, bias = operands(qkv_ME)
     groups, size = keys_SGK.shape[1:]
     heads = product_ME.shape[1] // size - 2 * groups
@@ -123,6 +128,6 @@ def norm_rotate_append(
 
 
 def heads_of_a_program(size: int, heads: int) -> tuple[int, int]:
-    """Channels and heads of a program's tile, powers of two."""
+    """Channels and heads of a program's tile, both powers of two."""
     block = triton.next_power_of_2(size)
     return block, max(1, min(_ELEMENTS // block, triton.next_power_of_2(heads)))

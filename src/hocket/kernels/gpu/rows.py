@@ -1,12 +1,14 @@
-"""What the row kernels share: a program has whole rows in registers, [R, D] in up to 8 pieces of a power of two each.
+"""Parts that row kernels share. A program has whole rows [R, D] in registers, in up to 8 pieces of
+a power of two.
 
-In one piece, the power of two that holds a row of 9,728 or 3,072 would be half or a third padding, for which arithmetic
-takes time as well. Of each piece a thread has 4 elements: one load of 16 bytes for float32, so that inputs of different
-precision lie alike in registers. A row of 768 is one warp's, so sums need no barrier; one of 2,560 has 4, of 9,728 16.
+In one piece, the power of two that holds a row of 9,728 or 3,072 would be half or a third padding,
+which costs arithmetic as well. A thread has 4 elements of each piece: one load of 16 bytes for
+float32, so that inputs of different precision lie alike in registers. A row of 768 is one warp's,
+so sums need no barrier; one of 2,560 has 4, of 9,728 16.
 
-Tiles depend on the row's width alone, never on how many rows there are, so that a row's sum is always added up in the
-same order and its bits depend on nothing but the row. (Where rows start at multiples of 16 bytes: others are dealt out
-to threads differently.)
+Tiles depend on the row's width alone, never on how many rows there are, so that a row's sum is
+always added up in the same order and its bits depend on nothing but the row. (Where rows start at
+multiples of 16 bytes: others are dealt out to threads differently.)
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from torch import Tensor
 
 from hocket.kernels.types import Rows8
 
-#: The least that a row's largest magnitude counts as: its scale and the scale's inverse are normal numbers.
+#: Lower bound of a row's largest magnitude, which keeps its scale and the scale's inverse normal
+#: numbers.
 _LEAST_LARGEST = tl.constexpr(448.0 * 2.0**-126)
 
 
 class Tile(NamedTuple):
-    """Rows of a program, columns of a piece, and how many warps hold them."""
+    """Rows of a program, columns of a piece, and warps of a program."""
 
     rows: int
     block: int
@@ -38,12 +41,12 @@ class Tile(NamedTuple):
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[..., D] as [M, D] without a copy; rows may lie apart, as in a slice."""
+    """[..., D] as [M, D] without a copy; rows may be strided, as in a slice."""
     return x.view(-1, x.shape[-1])
 
 
 def empty_rows(like: Tensor, width: int, dtype: torch.dtype, to_fp8: bool) -> Tensor | Rows8:
-    """Rows [..., width] for those of `like`, in `dtype` or 8 bits."""
+    """Uninitialised rows [..., width], as many as `like` has, in `dtype` or 8 bits."""
     shape, device = like.shape[:-1], like.device
     if not to_fp8:
         return torch.empty((*shape, width), dtype=dtype, device=device)
@@ -52,7 +55,7 @@ def empty_rows(like: Tensor, width: int, dtype: torch.dtype, to_fp8: bool) -> Te
 
 
 def targets(rows: Tensor | Rows8) -> tuple[Tensor, Tensor | None]:
-    """Values and scales, as a kernel takes them."""
+    """The values and the scales of rows, as kernels take them; None for the scales of a tensor."""
     return (rows.values, rows.scales) if isinstance(rows, Rows8) else (rows, None)
 
 
@@ -64,7 +67,7 @@ def triton_dtype(dtype: torch.dtype) -> tl.dtype:
 def rows_at(count, ROWS: tl.constexpr):
     """int64 rows [R, 1] of this program, and which of them exist."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    # What is always true must be so at compile time, or every load and store is a conditional one.
+    # A mask that is always true must be so at compile time, or every load and store is conditional.
     return rows, (tl.full([1, 1], True, tl.int1) if ROWS == 1 else rows < count)
 
 
@@ -83,9 +86,11 @@ def rounded(values, DTYPE: tl.constexpr):
 
 @triton.jit
 def fp8_scales(largest):
-    """By what a row whose largest magnitude this is, float32, is multiplied to come back from 8 bits, and to get there.
+    """The scale and its inverse, float32, of a row with this largest magnitude: factors from 8 bits
+    and to them.
 
-    Multiplying by the inverse instead of dividing by the scale may put the largest at 448.0001: that rounds to 448.
+    Multiplying by the inverse instead of dividing by the scale may put the largest at 448.0001:
+    that rounds to 448.
     """
     largest = tl.maximum(largest, _LEAST_LARGEST)
     return tl.div_rn(largest, 448.0), tl.div_rn(448.0, largest)
@@ -93,7 +98,9 @@ def fp8_scales(largest):
 
 @triton.jit
 def store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Store whole rows of float32, rounded to what `out_ptr` has, or (if there are scales) to 8 bits."""
+    """Stores whole rows of float32, rounded to the dtype of `out_ptr`, or (if there are scales) to
+    8 bits.
+    """
     PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     if scale_ptr is not None:
         most = tl.abs(pieces[0])
@@ -110,9 +117,11 @@ def store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH: tl.constexpr
 
 @triton.jit
 def load_scaled(ptr, offsets, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist):
-    """float32 of what lies at `ptr + offsets`; with scales (`Scaled`) multiplied by them, and rounded as it lies there.
+    """Loads `ptr + offsets` as float32; with scales (`Scaled`) multiplies by them and rounds to the
+    dtype in memory.
 
-    Wants `enable_fp_fusion=False`, or the last scale and the bias become one operation with one rounding.
+    Needs `enable_fp_fusion=False`, or the last scale and the bias become one operation with one
+    rounding.
     """
     x = tl.load(ptr + offsets, mask=mask, other=0.0)
     return scaled(x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, ptr.dtype.element_ty)
@@ -122,11 +131,11 @@ def load_scaled(ptr, offsets, mask, rows_ptr, columns_ptr, bias_ptr, rows, colum
 def scaled(
     x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """`load_scaled` of what has been loaded, rounded to `DTYPE`."""
+    """`load_scaled` after the load, rounded to `DTYPE`."""
     x = x.to(tl.float32)
     if rows_ptr is not None:
         x = x * tl.load(rows_ptr + rows, mask=rows_exist, other=0.0)
-        # All rows want these again, and nobody wants a product twice.
+        # All rows need the scales again; a product is needed once.
         x = x * tl.load(columns_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last")
         if bias_ptr is not None:
             bias = tl.load(bias_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last")

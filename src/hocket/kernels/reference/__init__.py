@@ -1,1 +1,5 @@
-"""What each operation computes, in plain PyTorch: kernels are tested against it, gradients need it."""
+"""The definition of each operation in plain PyTorch; the other columns are tested against it.
+
+A GPU runs it where gradients may be needed, a CPU where `kernels.cpu` has no faster form. `philox`
+is the noise of draws. Tests and `kernels.ops` import the rest.
+"""

@@ -1,8 +1,8 @@
 """Convolutions of packed chunks in plain PyTorch.
 
-Channels last, M tokens. A convolution is over a window of its own inputs: those before a stream's first token are
-zeros, those before its chunk lie in its tail. Tails [R, P, C] are the last P inputs of one convolution, by row of
-`Packed`; channels are contiguous, one input behind the other.
+Channels last, M tokens. A convolution is over a window of its own inputs: those before a stream's
+first token are zeros, those before its chunk are in its tail. Tails [R, P, C] are the last P inputs
+of one convolution, by row of `Packed`; the channels of an input are contiguous, and so are inputs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.kernels.types import Packed
 
-#: Elements of an unfolded piece: a CPU's cache holds it.
+#: Elements of an unfolded slice that a CPU's cache holds.
 _UNFOLDED_ELEMENTS = 2**20
 
 
@@ -27,11 +27,12 @@ def causal_conv(
     snake_by: tuple[Tensor, Tensor] | None,
     keep: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The convolution plus `residual_MO`, if it is to be kept, and the `snake` of that, if it has rate and gain.
+    """The convolution plus `residual_MO` (with `keep`), and the `snake` of that (with `snake_by`:
+    rate and gain).
 
-    Tap p of P reads the input (P - 1 - p) * dilation tokens back. One tap needs no tail. Outputs are [M, O], output o
-    of channel o mod D: a transposed convolution makes O / D tokens of each. The convolution is rounded to the dtype
-    of `x_MC` before the residual is added.
+    Tap p of P reads the input (P - 1 - p) * dilation tokens back. One tap needs no tail. Outputs
+    are [M, O], output o of channel o mod D: a transposed convolution makes O / D tokens of each.
+    The convolution is rounded to the dtype of `x_MC` before the residual is added.
     """
     taps, _, outputs = weight_PCO.shape
     weight_EO, bias_O = weight_PCO.flatten(0, 1), bias_D.repeat(outputs // len(bias_D))
@@ -39,7 +40,7 @@ def causal_conv(
         y_MO = _product(x_MC, weight_EO, bias_O)
     else:
         sources_MP, pool = _windows(x_MC, pack, tails_RPC, taps, dilation)
-        # Pieces of a size: one of a single row would be computed in another way.
+        # Slices of one size: a slice of a single row would be computed in another way.
         pieces = sources_MP.tensor_split(-(-len(x_MC) * len(weight_EO) // _UNFOLDED_ELEMENTS))
         unfolded = (pool.index_select(0, piece_MP.flatten()).view(len(piece_MP), -1) for piece_MP in pieces)
         y_MO = torch.cat([_product(piece_ME, weight_EO, bias_O) for piece_ME in unfolded])
@@ -59,7 +60,9 @@ def depthwise_conv(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Ten
 
 
 def keep_tail(x_MC: Tensor, pack: Packed, tails_RPC: Tensor) -> None:
-    """Write the last inputs of every stream that has a chunk to its tail; after the convolution has read it."""
+    """Writes the last inputs of every stream that has a chunk to its tail, after the convolution
+    has read it.
+    """
     columns, tokens = tails_RPC.shape[1], len(x_MC) // pack.frames
     for row, count, first in zip(pack.rows_S.tolist(), pack.counts_S.tolist(), pack.firsts_S.tolist(), strict=True):
         if count:
@@ -68,14 +71,20 @@ def keep_tail(x_MC: Tensor, pack: Packed, tails_RPC: Tensor) -> None:
 
 
 def _product(x_ME: Tensor, weight_EO: Tensor, bias_O: Tensor) -> Tensor:
-    """Rounded once. A library computes a product of one column in pieces that depend on where a row stands."""
+    """The product plus the bias, rounded once.
+
+    The library splits a product of one column depending on where a row is, so that one is summed
+    here.
+    """
     if weight_EO.shape[1] > 1:
         return torch.addmm(bias_O, x_ME, weight_EO)
     return ((x_ME.float() * weight_EO[:, 0].float()).sum(1, keepdim=True) + bias_O.float()).to(x_ME.dtype)
 
 
 def _windows(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, taps: int, dilation: int) -> tuple[Tensor, Tensor]:
-    """int64 [M, P]: where each tap of each token lies in the pool [., C], which has inputs, tails and a zero."""
+    """Index int64 [M, P] of each tap of each token in the pool [., C] of inputs, tails and a zero;
+    the pool.
+    """
     columns, unit, count = tails_RPC.shape[1], len(x_MC) // pack.frames, len(x_MC)
     rows_F, places_F, positions_F = pack.by_frame
     within = torch.arange(unit, device=x_MC.device)
@@ -91,6 +100,8 @@ def _windows(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, taps: int, dilation:
 
 
 def snake(x: Tensor, rate_C: Tensor, gain_C: Tensor) -> Tensor:
-    """`x + sin(rate * x) ** 2 * gain` of [..., C] (spec/qwen3 9), float32 inside, in the dtype of `x`."""
+    """`x + sin(rate * x) ** 2 * gain` of [..., C] (spec/qwen3 9), float32 inside, in the dtype of
+    `x`.
+    """
     wide = x.float()
     return torch.addcmul(wide, (wide * rate_C).sin_().square_(), gain_C).to(x.dtype)

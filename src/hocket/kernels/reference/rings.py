@@ -1,6 +1,8 @@
-"""Attention over rings of keys and values, stream by stream: the new tokens of a pack, as a `RingWindow` places them.
+"""Attention over rings of keys and values, stream by stream: the new tokens of a pack, as a
+`RingWindow` places them.
 
-Tokens of no stream may hold anything. Letters as in `talker`: M are the pack's tokens, R rings of C slots.
+Tokens of no stream may hold anything. Letters as in `talker`: M are the pack's tokens, R rings of C
+slots.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from hocket.kernels.types import RingWindow, Scaled, plain
 
 
 def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
-    """float32 [M, K] of a pack of M tokens: cosine and sine (channels 2j and 2j + 1) of position * base^(-2j / K)."""
+    """float32 [M, K] of a pack of M tokens: cosine and sine (channels 2j and 2j + 1) of position *
+    base^(-2j / K).
+    """
     pairs = torch.arange(size // 2, dtype=torch.float32, device=window.device)
     frequencies = torch.exp(pairs * (-2.0 * math.log(base) / size))
     turns_MK = torch.zeros(window.tokens, size, device=window.device)
@@ -30,10 +34,12 @@ def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
 def append_rotated(
     qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> None:
-    """Stores the new tokens' keys, rotated, and values in their rings; position p goes to slot p mod C.
+    """Stores the new tokens' keys, rotated, and values in their rings; position p goes to slot p
+    mod C.
 
-    `qkv` [.., 3 H K], M rows in all, has queries, keys and values of H heads one after another. The channel pair
-    (2j, 2j + 1), as a complex number, is turned by `pair_turns` in float32, and rounded to the dtype of the rings.
+    `qkv` [.., 3 H K], M rows in all, has queries, keys and values of H heads one after another. The
+    channel pair (2j, 2j + 1), as a complex number, is turned by `pair_turns` in float32, and
+    rounded to the dtype of the rings.
     """
     capacity, heads, size = keys_RCHK.shape[1:]
     _, k_MHK, v_MHK = plain(qkv).view(-1, 3, heads, size).unbind(1)
@@ -46,10 +52,12 @@ def append_rotated(
 def ring_attention(
     qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> Tensor:
-    """[.., H K]: each new token's queries, rotated, attend to the `window.context` positions up to its own.
+    """[.., H K]: each new token's queries, rotated, attend to the `window.context` positions up to
+    its own.
 
-    The new tokens are in the rings already (`append_rotated`). A slot whose position does not exist, before 0, is never
-    loaded, whatever it holds. Tokens of no stream get zeros. C is at least context - 1 + the tokens of any stream.
+    The new tokens are in the rings already (`append_rotated`). A slot whose position does not
+    exist, before 0, is never loaded, whatever it holds. Tokens of no stream get zeros. C is at
+    least context - 1 + the tokens of any stream.
     """
     capacity, heads, size = keys_RCHK.shape[1:]
     context = window.context
@@ -72,10 +80,12 @@ def ring_attention(
 def copy_rings(
     rings_2LRCHK: Tensor, move_3: Tensor, target_2LRCHK: Tensor, context: int, tokens_per_frame: int
 ) -> None:
-    """The last `context` positions of one row's stream, or as many as it has, to a row of `target_2LRCHK`.
+    """Copies the last `context` positions of one row's stream, or as many as it has, to a row of
+    `target_2LRCHK`.
 
-    Keys and values of L layers; position p is in slot p mod C, and C may be another in the two. `move_3` is int64: the
-    row, the target's row, and how many frames the stream has seen.
+    Both have keys and values of L layers; position p is in slot p mod C, and the two may differ in
+    C. `move_3` is int64: the row, the target's row, and the number of frames that the stream has
+    seen.
     """
     row, target_row, frames = move_3.tolist()
     end = frames * tokens_per_frame
@@ -85,7 +95,7 @@ def copy_rings(
 
 
 def _streams_of(window: RingWindow) -> Iterator[tuple[int, int, slice]]:
-    """Ring, position of the first new token, and place of the new tokens in the pack, of each stream that has some."""
+    """Row, first new position and slice of the pack, for each stream with new tokens."""
     pack, unit = window.pack, window.tokens_per_frame
     numbers_4S = (pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S)
     end = 0

@@ -1,9 +1,10 @@
 """Every operation in plain PyTorch: what the kernels are tested against, and what a CPU runs.
 
-But for drawing and for attention over pages and rings: there a CPU has forms that prepare once what all layers share
-(`kernels.cpu`, `codec_state.py`), to which the same goldens apply.
+But for drawing and for attention over pages and rings: there a CPU has forms that prepare once what
+all layers share (`kernels.cpu`, `codec_state.py`), to which the same goldens apply.
 
-Letters as in `core.py`; M are rows of whatever batch, S slots of a cache. Operations write only into what they say.
+Letters as in `core.py`; M are rows of whatever batch, S slots of a cache. Operations write only
+into what they say.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from torch import Tensor
 
 from hocket.kernels.types import PagedPlan, Rows8, Scaled, plain
 
-# ---- matrix products
-
-
-# ---- norms, activations and FP8. Each [..., D], rows contiguous. With `to_fp8` the last result is `quantize_rows`.
+# ---- norms, activations and FP8. Each [..., D], rows contiguous. With `to_fp8` the last result is
+# `quantize_rows`.
 
 
 def quantize_rows(x: Tensor) -> Rows8:
-    """Rows [..., K] as float8 e4m3 and float32 scales [..., 1], so that `values.float() * scales` is about `x`.
+    """Rows [..., K] as float8 e4m3 with float32 scales [..., 1]; `values.float() * scales`
+    approximates `x`.
 
-    A row's largest magnitude becomes 448, e4m3's largest: rows are multiplied by the inverse of their scale. Scales and
-    inverses are kept normal numbers, so rows under 5e-36 stay smaller, and a row of zeros is one.
+    A row's largest magnitude becomes 448, e4m3's largest: rows are multiplied by the inverse of
+    their scale. Scales and inverses are kept normal numbers, so rows under 5e-36 stay smaller, and
+    a row of zeros is one.
     """
     largest = x.float().abs().amax(-1, keepdim=True).clamp(min=448.0 * 2.0**-126)
     inverse = torch.full_like(largest, 448.0) / largest
@@ -38,9 +39,11 @@ def _finished(x: Tensor, to_fp8: bool) -> Tensor | Rows8:
 def add_rms_norm(
     x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, eps: float, to_fp8: bool = False
 ) -> tuple[Tensor, Tensor | Rows8]:
-    """`x + delta`, rounded to their dtype (`x` itself without a delta), and the root-mean-square norm of that.
+    """`x + delta`, rounded to their dtype (`x` itself without a delta), and the root-mean-square
+    norm of that.
 
-    The norm (spec/moss 1.3) is float32 inside, rounded to the dtype of `x` *before* the weight multiplies.
+    The norm (spec/moss 1.3) is float32 inside, rounded to the dtype of `x` *before* the weight
+    multiplies.
     """
     total = x if delta is None else x + plain(delta)
     return total, _finished(F.rms_norm(total, (x.shape[-1],), None, eps) * weight_D, to_fp8)
@@ -49,7 +52,9 @@ def add_rms_norm(
 def add_layer_norm(
     x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, bias_D: Tensor, eps: float, to_fp8: bool = False
 ) -> tuple[Tensor, Tensor | Rows8]:
-    """`x + delta`, rounded to their dtype (`x` itself without a delta), and the layer norm of that, float32 inside."""
+    """`x + delta`, rounded to their dtype (`x` itself without a delta), and the layer norm of that,
+    float32 inside.
+    """
     total = x if delta is None else x + plain(delta)
     return total, _finished(F.layer_norm(total, (x.shape[-1],), weight_D, bias_D, eps), to_fp8)
 
@@ -81,7 +86,7 @@ def scaled_add_layer_norm(
 
 
 def _activation_input(x: Tensor | Scaled, to_fp8: bool) -> Tensor:
-    """What `x` means; on the way to 8 bits nothing is rounded, so float32 then."""
+    """`x` dequantised. With `to_fp8` it stays float32: nothing is rounded before the 8 bits."""
     if not to_fp8:
         return plain(x)
     return x.wide() if isinstance(x, Scaled) else x.float()
@@ -90,7 +95,9 @@ def _activation_input(x: Tensor | Scaled, to_fp8: bool) -> Tensor:
 def scaled_add_rms_norm(
     x: Tensor, delta: Tensor | None, scale_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """`scaled_add`, float32 (`x` itself without `delta` and scale), and the `rms_norm` of that in `dtype`."""
+    """`scaled_add`, float32 (`x` itself without `delta` and scale), and the `rms_norm` of that in
+    `dtype`.
+    """
     total = x if delta is None or scale_D is None else x + scale_D * delta
     return total, F.rms_norm(total, (total.shape[-1],), weight_D, eps).to(dtype)
 
@@ -107,7 +114,9 @@ def silu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
 
 
 def gelu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
-    """`x * Phi(x)`, Phi the normal distribution function (the form with erf): float32 inside, in the dtype of `x`."""
+    """`x * Phi(x)`, Phi the normal distribution function (the form with erf): float32 inside, in
+    the dtype of `x`.
+    """
     return _finished(F.gelu(_activation_input(x, to_fp8)), to_fp8)
 
 
@@ -115,9 +124,11 @@ def gelu(x: Tensor | Scaled, to_fp8: bool = False) -> Tensor | Rows8:
 
 
 def embed_sum(text_VD: Tensor, codes_WD: Tensor, text_M: Tensor, ids_MN: Tensor) -> Tensor:
-    """[M, D]: row `text_M` of one table plus rows `ids_MN` (int64) of another; a negative id adds nothing.
+    """[M, D]: row `text_M` of one table plus rows `ids_MN` (int64) of another; a negative id adds
+    nothing.
 
-    Summed left to right in the tables' dtype, text first, so that bfloat16 rounds as officially (spec/moss 1.2).
+    Summed left to right in the tables' dtype, text first, so that bfloat16 rounds as officially
+    (spec/moss 1.2).
     """
     x_MD = F.embedding(text_M, text_VD)
     for ids_M in ids_MN.unbind(-1):
@@ -132,8 +143,9 @@ def embed_sum(text_VD: Tensor, codes_WD: Tensor, text_M: Tensor, ids_MN: Tensor)
 def quantize_heads(x_MGK: Tensor) -> tuple[Tensor, Tensor]:
     """Heads as float8 e4m3 and their scales, bfloat16 [M, G], so that `x8 * scale` is about `x`.
 
-    A scale is the smallest power of two, from 2^-32 on, that brings its head within 448. It scales exactly, and costs
-    no precision: e4m3's own exponents reach from a head's largest channel down to one 14,000 times smaller.
+    A scale is the smallest power of two, from 2^-32 on, that brings its head within 448. It scales
+    exactly, and costs no precision: e4m3's own exponents reach from a head's largest channel down
+    to one 14,000 times smaller.
     """
     bits_MG = x_MGK.float().abs().amax(-1).view(torch.int32)
     # 448 is 1.75 * 2^8: a mantissa over 1.75 carries into the exponent.
@@ -154,13 +166,15 @@ def norm_rotate_append(
     values_SGK: Tensor,
     scales_NGR2: Tensor | None = None,
 ) -> Tensor:
-    """Queries [M, H, K] and, in the slots `slots_M` (int64) of a cache, keys and values of M new rows.
+    """Queries [M, H, K] and, in the slots `slots_M` (int64) of a cache, keys and values of M new
+    rows.
 
-    `qkv_ME` has H query heads, G key heads and G value heads of K channels (an even number) one after another. Each
-    query and key head gets an `rms_norm` (weights [K]), then rotates: `x * cos + x.roll(K / 2) * sin`
-    (`models.layers.half_rope_tables`, in the dtype of `qkv_ME`; the products and the sum are each rounded to it).
-    With scales the cache is of float8 e4m3, and heads are kept as `quantize_heads` makes them: the scales of row r of
-    page n, the key's and the value's, are `scales_NGR2[n, :, r]`, and the row's slot is n * R + r.
+    `qkv_ME` has H query heads, G key heads and G value heads of K channels (an even number) one
+    after another. Each query and key head gets an `rms_norm` (weights [K]), then rotates: `x * cos
+    + x.roll(K / 2) * sin` (`models.layers.half_rope_tables`, in the dtype of `qkv_ME`; the products
+    and the sum are each rounded to it). With scales the cache is of float8 e4m3, and heads are kept
+    as `quantize_heads` makes them: the scales of row r of page n, the key's and the value's, are
+    `scales_NGR2[n, :, r]`, and the row's slot is n * R + r.
     """
     qkv_ME = plain(qkv_ME)
     groups, size = keys_SGK.shape[1:]
@@ -193,10 +207,10 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention [B, T, H, K] of T new rows of B sequences over pages that have them already.
 
-    Pages are [pages, page_rows, G, K], with scales (bfloat16; those of a key, then of a value) of float8 e4m3. New row
-    t of a sequence stands at position `starts_B + t` of `plan.batch` and sees positions up to its own. Rows from
-    `counts_B` on are padding: their outputs are finite and mean nothing. Memory that a sequence has not written may
-    hold anything, NaN included.
+    Pages are [pages, page_rows, G, K], with scales (bfloat16; those of a key, then of a value) of
+    float8 e4m3. New row t of a sequence stands at position `starts_B + t` of `plan.batch` and sees
+    positions up to its own. Rows from `counts_B` on are padding: their outputs are finite and mean
+    nothing. Memory that a sequence has not written may hold anything, NaN included.
     """
     page_table_BP, starts_B, counts_B = plan.batch.page_table_BP, plan.batch.starts_B, plan.batch.counts_B
     heads = q_BTHK.shape[2]
@@ -224,7 +238,9 @@ def paged_attention(
 
 
 def gather_pages(pages_NRGK: Tensor, scales_NGR: Tensor | None, page_table_BP: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, L, G, K] of the rows of each sequence's pages in order, float8 ones times their scales, in `dtype`."""
+    """[B, L, G, K] of the rows of each sequence's pages in order, float8 ones times their scales,
+    in `dtype`.
+    """
     batch, table = len(page_table_BP), page_table_BP.flatten()
     rows_BLGK = pages_NRGK.index_select(0, table).view(batch, -1, *pages_NRGK.shape[2:])
     if scales_NGR is None:
@@ -247,10 +263,11 @@ def frame_attention(
     values_BPGK: Tensor,
     start: int,
 ) -> Tensor:
-    """[B, T, H * K] of positions `start ..` of a frame, the same in all rows: `norm_rotate_append`, then attention.
+    """[B, T, H * K] of positions `start ..` of a frame, the same in all rows: `norm_rotate_append`,
+    then attention.
 
-    Tables are those of all positions. Keys and values join the cache; a query sees the positions up to its own. P is
-    at most 32. T is 1, or `start` is 0.
+    Tables are those of all positions. Keys and values join the cache; a query sees the positions up
+    to its own. P is at most 32. T is 1, or `start` is 0.
     """
     (batch, tokens, _), (positions, groups, size) = qkv_BTE.shape, keys_BPGK.shape[1:]
     end = start + tokens
@@ -282,11 +299,13 @@ def frame_attention(
 def depth_attention(
     qkv_BE: Tensor | Scaled, cos_K: Tensor, sin_K: Tensor, keys_BHPK: Tensor, values_BHPK: Tensor, position: int
 ) -> Tensor:
-    """[B, H * K] of one position of a frame: queries and keys rotate, keys and values join the cache, queries attend.
+    """[B, H * K] of one position of a frame: queries and keys rotate, keys and values join the
+    cache, queries attend.
 
-    `qkv_BE` has queries, keys and values of H heads one after another. Rotation: `x * cos + swapped(x) * sin`, where
-    channels 2j and 2j + 1 change places (`models.layers.pair_rope_tables`), products and sum rounded to the dtype of
-    `qkv_BE`. Writes into the cache at `position`; sees positions 0 .. `position`.
+    `qkv_BE` has queries, keys and values of H heads one after another. Rotation: `x * cos +
+    swapped(x) * sin`, where channels 2j and 2j + 1 swap (`models.layers.pair_rope_tables`),
+    products and sum rounded to the dtype of `qkv_BE`. Writes into the cache at `position`; sees
+    positions 0 .. `position`.
     """
     heads, _, size = keys_BHPK.shape[1:]
     qkv_B3HK = plain(qkv_BE).view(-1, 3, heads, size)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension (spec/moss 1.3).
 
-    The mean and the division run in float32; the result is rounded to the input's dtype *before* the weight multiplies.
+    The mean and the division run in float32; the result is rounded to the input's dtype *before*
+    the weight multiplies.
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -26,9 +27,10 @@ class RMSNorm(nn.Module):
 
 
 def lay_out_for_cpu(module: nn.Module) -> None:
-    """Store the weights of float32 linear layers input by input, which changes nothing but their strides.
+    """Store the weights of float32 linear layers input by input, which changes only their strides.
 
-    PyTorch's products of 4 to 64 rows take up to half the time then, and others as long (x86, PyTorch 2.13).
+    PyTorch's products of 4 to 64 rows take as little as half the time then; others are unchanged
+    (x86, PyTorch 2.13).
     """
     for part in module.modules():
         if isinstance(part, nn.Linear) and part.weight.dtype == torch.float32:
@@ -37,12 +39,13 @@ def lay_out_for_cpu(module: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RopeTables:
-    """What turns channel pairs by `position * base**(-2j / size)`: `x * cos + partner(x) * sin`.
+    """Factors that rotate channel pairs by `position * base**(-2j / size)`: `x * cos + partner(x) *
+    sin`.
 
     `sin` carries the sign of the pair's first member, so that `partner` only moves channels.
     """
 
-    #: [..., size], in the dtype of what is rotated.
+    #: [..., size], in the dtype of the rotated tensor.
     cos: Tensor
     sin: Tensor
 
@@ -54,7 +57,8 @@ def _angles(positions: Tensor, size: int, base: float) -> Tensor:
 
 
 def half_rope_tables(positions: Tensor, size: int, base: float, dtype: torch.dtype) -> RopeTables:
-    """Tables of the NeoX form, channel j paired with j + size / 2: positions [...] to [..., size] (spec/moss 1.3).
+    """Tables of the NeoX form, channel j paired with j + size / 2: positions [...] to [..., size]
+    (spec/moss 1.3).
 
     Computed in float32 and rounded to `dtype` afterwards, as the official model does.
     """
@@ -64,7 +68,9 @@ def half_rope_tables(positions: Tensor, size: int, base: float, dtype: torch.dty
 
 
 def pair_rope_tables(positions: Tensor, size: int, base: float, dtype: torch.dtype) -> RopeTables:
-    """Tables of the GPT-J form, channel 2j paired with 2j + 1: positions [...] to [..., size] (spec/moss 1.4)."""
+    """Tables of the GPT-J form, channel 2j paired with 2j + 1: positions [...] to [..., size]
+    (spec/moss 1.4).
+    """
     angles = _angles(positions, size, base)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     return RopeTables(torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2))

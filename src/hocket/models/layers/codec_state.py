@@ -1,12 +1,13 @@
-"""What a codec stream remembers, on rows: rings of keys and values, tails of convolutions, and how many frames each
-row has seen (spec/moss 2.6, spec/qwen3 9).
+"""State of codec streams, indexed by row: rings of keys and values, tails of convolutions, and the
+number of frames that each row has seen (spec/moss 2.6, spec/qwen3 9).
 
-A ring holds `context + max chunk` positions, position p in slot p mod capacity. A chunk's keys are written first and
-then read back with the context before them, so any chunking gives exactly the whole-sequence result. The surplus of
-one chunk also makes padding free: what a row writes past its valid count lands on slots whose old positions are at
-least `context` before the row's next token, which no later query can see, and is overwritten before it could be read.
+A ring holds `context + max chunk` positions, position p in slot p mod capacity. A chunk's keys are
+written first and then read back with the context before them, so any chunking gives exactly the
+whole-sequence result. The surplus of one chunk also makes padding free: positions that a row writes
+past its valid count land on slots whose old positions are at least `context` before the row's next
+token. No later query sees those, and the padding itself is overwritten before it could be read.
 
-A stream begins where its row's offset is 0: what the row held before is not read, whatever it is.
+A stream begins where its row's offset is 0; the row's old contents are never read.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class StageRings:
     capacity: int
     #: [2, layers, rows, capacity, kv_heads, head_dim]: keys and values.
     storage: Tensor
-    #: Views of it.
+    #: Views of `storage`.
     layers: tuple[RingKV, ...]
 
     @classmethod
@@ -92,7 +93,7 @@ class StageRings:
         return cls(spec.context_tokens, spec.tokens_per_frame, capacity, storage, layers)
 
     def copy(self, move_3: Tensor, target: StageRings) -> None:
-        """As `CodecState.copy`."""
+        """See `CodecState.copy`."""
         ops.copy_rings(self.storage, move_3, target.storage, self.context, self.tokens_per_frame)
 
     def window(self, pack: Packed) -> RingWindow:
@@ -100,15 +101,25 @@ class StageRings:
         return RingWindow(pack, self.tokens_per_frame, self.context, self.capacity)
 
 
+# The tensors of a `CodecState` with R rows; C = context + max chunk is a ring's capacity in tokens.
+#
+#   name             dtype  shape               meaning                                  a new stream
+#   stages[i]        spec   [2, L, R, C, H, D]  keys (after RoPE) and values of stage i  never reads the old ones
+#     .storage
+#   tails            spec   [R, E]              last inputs of each convolution, in the  never reads the old ones
+#                                               order of the codec's layout
+#   offsets          int64  [R]                 frames that the row's stream has seen    sets 0 (`reset`)
+
+
 @dataclass(frozen=True, slots=True)
 class CodecState:
-    """Streams in flight, one per row, of the encoder or the decoder."""
+    """The state of streams of the encoder or the decoder, one stream a row."""
 
     direction: Direction
     max_chunk_frames: int
-    #: One entry per stage of the chain; None for a stage that remembers no keys.
+    #: One entry per stage of the chain; None for a stage without attention.
     stages: tuple[StageRings | None, ...]
-    #: [rows, E]: the last inputs of every convolution, one after another; only the codec knows which is where.
+    #: [rows, E]: the last inputs of every convolution, one after another, in the codec's order.
     tails: Tensor
     #: int64 [rows]: valid frames seen so far.
     offsets: Tensor
@@ -144,14 +155,15 @@ class CodecState:
         return self.tails.nbytes + sum(stage.storage.nbytes for stage in self.stages if stage is not None)
 
     def reset(self, rows_B: Tensor) -> None:
-        """Starts new streams on these rows. Old keys and tails stay in memory and are never read."""
+        """Starts new streams on these rows. Old keys and tails stay in memory, never read."""
         self.offsets.index_fill_(0, rows_B, 0)
 
     def copy(self, move_3: Tensor, target: CodecState) -> None:
         """Makes a stream on a row of `target` go on where one of these is.
 
-        `move_3` is int64: the row, the target's row, and how many frames the stream has seen. The two may have rings of
-        different sizes: what a next chunk can look back over is copied, position by position.
+        `move_3` is int64: the row, the target's row, and how many frames the stream has seen. The
+        two may have rings of different sizes: what a next chunk can look back over is copied,
+        position by position.
         """
         row_1, target_row_1, frames_1 = (move_3[i : i + 1] for i in range(3))
         for mine, theirs in zip(self.stages, target.stages, strict=True):
@@ -162,11 +174,13 @@ class CodecState:
         target.offsets.index_copy_(0, target_row_1, frames_1)
 
     def pack(self, rows_S: Tensor, counts_S: Tensor, firsts_S: Tensor, frames: int, max_frames: int) -> Packed:
-        """The next chunks of these streams, packed; see `Packed`. `advance` counts them afterwards."""
+        """The next chunks of these streams, packed; `advance` counts them afterwards."""
         return Packed(rows_S, self.offsets[rows_S], counts_S, firsts_S, frames, max_frames)
 
     def padded(self, rows_B: Tensor, counts_B: Tensor | None, frames: int) -> Packed:
-        """The next chunks of these streams, each of `counts_B` frames (None: all) padded to `frames`."""
+        """The next chunks of these streams, each of `counts_B` frames (None: all) padded to
+        `frames`.
+        """
         return Packed.padded(rows_B, self.offsets[rows_B], counts_B, frames)
 
     def advance(self, rows_B: Tensor, frames: Tensor | int) -> None:

@@ -1,9 +1,11 @@
-"""FP8 matrix products (`EngineConfig.quantize`): weights scaled per output channel, activations per row.
+"""FP8 matrix products (`EngineConfig.quantize`): weights scaled per output channel, activations per
+row.
 
-A value is an e4m3 float times a float32 scale of its row; a row's largest magnitude becomes 448, e4m3's largest. On a
-GPU the product itself is a library's, with one scale for each whole matrix, namely 1; whoever takes it multiplies by
-the rows' and the channels' scales (`kernels.scaled`). The library takes them as well, but is slower then, and on Hopper
-refuses some of the shapes that decoding has: many inputs, few rows (https://github.com/pytorch/ao/issues/4582).
+A value is an e4m3 float times a float32 scale of its row; a row's largest magnitude becomes 448,
+e4m3's largest. On a GPU `_scaled_mm` runs with unit scales for whole matrices; the consumer of a
+product applies the scales of rows and channels (`kernels.types.Scaled`). The library could apply
+them, but is slower then, and on Hopper refuses some of the shapes that decoding has: many inputs,
+few rows (https://github.com/pytorch/ao/issues/4582).
 """
 
 from __future__ import annotations
@@ -17,16 +19,17 @@ from hocket.errors import ConfigError
 from hocket.kernels import ops
 from hocket.kernels.types import Rows8, Scaled
 
-#: The library's kernels want both sizes of a weight to be multiples of this (16 bytes).
+#: The library's kernels need both sizes of a weight to be multiples of this (16 bytes).
 _SIZE_MULTIPLE = 16
 #: Compute capability of the first GPUs that multiply FP8 (Ada; Hopper is 9.0).
 _FIRST_CAPABILITY = (8, 9)
 
 
 class Fp8Linear(nn.Module):
-    """`nn.Linear` on 8-bit weights. It takes rows in either form; what it gives means the precision it was made of.
+    """`nn.Linear` on 8-bit weights, not differentiable.
 
-    Not differentiable.
+    It takes rows in either form; its product dequantises to the dtype of the layer that it was made
+    from.
     """
 
     _one: Tensor
@@ -36,7 +39,7 @@ class Fp8Linear(nn.Module):
         self.dtype = linear.weight.dtype
         with torch.no_grad():
             weight = ops.quantize_rows(linear.weight)
-        # Parameters, so that they are counted where weights are.
+        # Parameters, so that they count as weights.
         self.weight8 = nn.Parameter(weight.values, requires_grad=False)
         self.scale_N = nn.Parameter(weight.scales.squeeze(1), requires_grad=False)
         self.bias = linear.bias
@@ -65,17 +68,19 @@ class QuantizableBlock(nn.Module):
 
 
 def takes_fp8(linear: Linear) -> bool:
-    """Whether a layer wants its rows in 8 bits already."""
+    """Whether a layer takes rows in 8 bits, so that their producer should round them."""
     return isinstance(linear, Fp8Linear)
 
 
 def compute_dtype(linear: Linear) -> torch.dtype:
-    """What a layer takes and gives."""
+    """The dtype of a layer's inputs and outputs."""
     return linear.dtype if isinstance(linear, Fp8Linear) else linear.weight.dtype
 
 
 def check_fp8_device(device: torch.device, setting: str = "quantize") -> None:
-    """Raises ConfigError, about the setting that asks for it, for a device that does not compute with FP8."""
+    """Raises ConfigError, which names the setting that needs FP8, for a device that cannot compute
+    with it.
+    """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY:
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -87,10 +92,11 @@ def check_fp8_device(device: torch.device, setting: str = "quantize") -> None:
 
 
 def quantize_blocks(module: nn.Module, name: str) -> None:
-    """Turn the linears of every `QuantizableBlock` in `module` into `Fp8Linear`, one by one, freeing as it goes.
+    """Turn the linears of every `QuantizableBlock` in `module` into `Fp8Linear`, one by one,
+    freeing as it goes.
 
-    What is in no block (embeddings, heads, projections in and out) stays. `name` is the module's, for errors. Raises
-    ConfigError, with nothing changed, when a layer's sizes do not fit.
+    Layers outside of blocks (embeddings, heads, projections in and out) stay. `name` is the
+    module's, for errors. Raises ConfigError, with nothing changed, when a layer's sizes do not fit.
     """
     found = [
         (".".join(filter(None, (name, block_name, part_name, child_name))), part, child_name, child)
@@ -115,7 +121,7 @@ def quantize_blocks(module: nn.Module, name: str) -> None:
 
 
 def quantize_models(talker: object, codec: object | None) -> None:
-    """8-bit weights for a talker and a codec's decoder; recordings are encoded as they were. Raises ConfigError."""
+    """Quantise a talker and a codec's decoder; its encoder stays as it is. Raises ConfigError."""
     if isinstance(talker, nn.Module):
         quantize_blocks(talker, "talker")
     if isinstance(codec, nn.Module):

@@ -34,7 +34,8 @@ class KVPages:
 
     keys: Tensor
     values: Tensor
-    #: Of float8 keys and values, bfloat16 [layers, pages, kv_heads, page_rows, 2]: a key's scale, then a value's.
+    #: bfloat16 [layers, pages, kv_heads, page_rows, 2], a key's scale and a value's; None unless
+    #: they are float8.
     scales: Tensor | None = None
 
     @classmethod
@@ -48,7 +49,9 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVPages:
-        """Uninitialised pages, the scratch page (number 0) included in `pages`; with scales if `dtype` is float8."""
+        """Uninitialised pages, the scratch page (number 0) included in `pages`; with scales if
+        `dtype` is float8.
+        """
         shape = (layers, pages, page_rows, kv_heads, head_dim)
         keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
         if dtype != FP8:
@@ -71,9 +74,11 @@ class KVPages:
 
 @dataclass(frozen=True, slots=True)
 class FrameKV:
-    """Keys and values of a model that runs anew in every frame, over the same few positions in all rows.
+    """Keys and values of a model that runs anew in every frame, over the same few positions in all
+    rows.
 
-    Each [layers, B, positions, kv_heads, head_dim], uninitialised: a position is read only after it was written.
+    Each [layers, B, positions, kv_heads, head_dim], uninitialised: a position is read only after it
+    was written.
     """
 
     keys: Tensor

@@ -17,13 +17,15 @@ from hocket.models.layers.fp8 import Linear, QuantizableBlock, takes_fp8
 from hocket.models.layers.kv_cache import FrameKV, KVPages
 from hocket.models.layers.qwen3_config import Qwen3BackboneConfig
 
-#: From stacked projections [B, T, (H + 2 G) * K], the attention they are of and its layer's index to [B, T, H * K].
-#: Where keys and values are kept is its own affair.
+#: Maps stacked projections [B, T, (H + 2 G) * K], their attention module and its layer's index to
+#: [B, T, H * K]. The callable owns the keys and values.
 Attend = Callable[[Tensor | Scaled, "Qwen3Attention", int], Tensor]
 
 
 class Qwen3Attention(nn.Module):
-    """Grouped-query attention with normed, rotated queries and keys. `qkv_proj` stacks the rows of q, k and v."""
+    """Grouped-query attention with normed, rotated queries and keys. `qkv_proj` stacks the rows of
+    q, k and v.
+    """
 
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
@@ -34,7 +36,9 @@ class Qwen3Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
     def append(self, qkv_BTE: Tensor | Scaled, rope: RopeTables, slots: Tensor, kv: KVPages, layer: int) -> Tensor:
-        """Queries [B, T, H, K]; keys and values go to `slots` of a layer's pages. `rope` is [B * T, K]."""
+        """Queries [B, T, H, K]; keys and values go to `slots` of a layer's pages. `rope` is [B * T,
+        K].
+        """
         q_MHK = ops.norm_rotate_append(
             qkv_BTE.flatten(0, 1),
             self.q_norm.weight,
@@ -52,7 +56,7 @@ class Qwen3Attention(nn.Module):
     def within_frame(
         self, qkv_BTE: Tensor | Scaled, rope: RopeTables, keys: Tensor, values: Tensor, start: int
     ) -> Tensor:
-        """[B, T, H * K] of positions `start ..` of a frame, which join its cache. `rope` is [P, K]."""
+        """[B, T, H * K] of a frame's positions `start ..`, which join its cache. `rope` is [P, K]."""
         q_norm, k_norm = self.q_norm, self.k_norm
         return ops.frame_attention(
             qkv_BTE, q_norm.weight, k_norm.weight, q_norm.eps, rope.cos, rope.sin, keys, values, start
@@ -78,7 +82,9 @@ class Qwen3MLP(nn.Module):
 
 
 class Qwen3Layer(QuantizableBlock):
-    """One pre-norm block; `Qwen3Backbone` runs it, since a residual sum and the norm after it are one operation."""
+    """One pre-norm block; `Qwen3Backbone` runs it, since a residual sum and the norm after it are
+    one operation.
+    """
 
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
@@ -89,7 +95,7 @@ class Qwen3Layer(QuantizableBlock):
 
 
 class Qwen3Backbone(nn.Module):
-    """Layers and the final norm; embeddings and heads belong to the talker that owns the backbone."""
+    """Layers and the final norm; embeddings and heads belong to the talker around it."""
 
     def __init__(self, config: Qwen3BackboneConfig) -> None:
         super().__init__()
@@ -101,9 +107,10 @@ class Qwen3Backbone(nn.Module):
     def forward(self, x_BTD: Tensor, kv: KVPages | None = None, batch: PagedBatch | None = None) -> Tensor:
         """Hidden states [B, T, D] after the final norm.
 
-        With `kv` and `batch`: the T rows continue the cached ones and are written to their pages (run it without
-        gradients). Without either: T whole rows from position 0, differentiable, right padding allowed; the outputs of
-        padding mean nothing in both. Raises ValueError when only one of the two is given.
+        With `kv` and `batch`: the T rows continue the cached ones and are written to their pages
+        (run it without gradients). Without either: T whole rows from position 0, differentiable,
+        right padding allowed; the outputs of padding mean nothing in both. Raises ValueError when
+        only one of the two is given.
         """
         if (kv is None) != (batch is None):
             raise ValueError("the backbone got only one of kv and batch; give both to use the cache, or neither")
@@ -123,9 +130,11 @@ class Qwen3Backbone(nn.Module):
     def joined(
         self, x_BD: Tensor, frames: PagedBatch, x_PTD: Tensor, pages: PagedBatch, kv: KVPages
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states [B, D] of one new row each of B sequences, and [P, T, D] of pieces of others, in one pass.
+        """Hidden states [B, D] of one new row each of B sequences, and [P, T, D] of slices of
+        others, in one pass.
 
-        The same as two calls with `frames` and with `pages`, but for rounding: weights are read once for both.
+        The same as two calls with `frames` and with `pages`, but for rounding: weights are read
+        once for both.
         """
         plans = PagedPlan.of(frames, 1, kv.page_rows), PagedPlan.of(pages, x_PTD.shape[1], kv.page_rows)
         slots = torch.cat([plan.slots for plan in plans])
@@ -151,7 +160,8 @@ class Qwen3Backbone(nn.Module):
         return self._rope(torch.arange(positions, device=device), dtype)
 
     def frame_step(self, x_BTD: Tensor, start: int, rope: RopeTables, kv: FrameKV) -> Tensor:
-        """Hidden states [B, T, D] of the positions from `start` on, the same in all rows; T is 1, or `start` is 0.
+        """Hidden states [B, T, D] of the positions from `start` on, the same in all rows; T is 1,
+        or `start` is 0.
 
         Writes into `kv`, without gradients.
         """
@@ -179,12 +189,14 @@ class Qwen3Backbone(nn.Module):
 
 
 def _paged_attention(q_BTHK: Tensor, kv: KVPages, layer: int, plan: PagedPlan) -> Tensor:
-    """[B, T, H, K] over a layer's pages, which have the new rows already; padding rows are finite and mean nothing."""
+    """[B, T, H, K] over a layer's pages, which have the new rows already; padding rows are finite
+    and mean nothing.
+    """
     return ops.paged_attention(q_BTHK, kv.keys[layer], kv.values[layer], plan, kv.scales_of(layer))
 
 
 def causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """[B, T, H, K] of T whole rows without a cache, differentiable. Causality hides right padding."""
+    """[B, T, H, K] of T whole rows, differentiable. Causality hides right padding."""
     out_BHTK = F.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), is_causal=True, enable_gqa=True
     )
@@ -192,7 +204,9 @@ def causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
 
 
 def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:
-    """Every parameter of the backbone at `here` in a module, from the tensors under `there` in an official file."""
+    """Every parameter of the backbone at `here` in a module, from the tensors under `there` in an
+    official file.
+    """
     size, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     table = [WeightEntry(f"{here}.norm.weight", (f"{there}.norm.weight",), (size,), dtype)]

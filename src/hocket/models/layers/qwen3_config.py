@@ -1,4 +1,6 @@
-"""Dimensions of Qwen3 layers, and the section of a `config.json` that says them. Importing this imports no torch."""
+"""Dimensions of Qwen3 layers, and the section of a `config.json` that gives them. Importing this
+imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Qwen3BackboneConfig:
 
     @property
     def description(self) -> str:
-        """One line for people."""
+        """A summary in one line."""
         return (
             f"{self.layers} layers, width {self.hidden_size}, FFN {self.intermediate_size}, "
             f"{self.heads}/{self.kv_heads} heads x {self.head_dim}, RoPE base {self.rope_theta:g}"
@@ -47,7 +49,7 @@ class Qwen3Section(Section):
     rms_norm_eps: PositiveFloat = 1e-6
     attention_bias: Literal[False] = False
     use_sliding_window: Literal[False] = False
-    #: What it would be if it were used.
+    #: The width it would have; `use_sliding_window` must be false.
     sliding_window: Size | None = None
     layer_types: list[Literal["full_attention"]] | None = None
     rope_parameters: RopeSection | None = None
@@ -73,7 +75,7 @@ class Qwen3Section(Section):
 
     @property
     def dimensions(self) -> Qwen3BackboneConfig:
-        """What the layers are built from."""
+        """Dimensions of the layers."""
         return Qwen3BackboneConfig(
             hidden_size=self.hidden_size,
             layers=self.num_hidden_layers,
@@ -87,7 +89,7 @@ class Qwen3Section(Section):
 
 
 class Qwen3TalkerConfig(StrictModel):
-    """What every talker around a Qwen3 backbone says of itself."""
+    """Properties of every talker around a Qwen3 backbone."""
 
     backbone: Qwen3BackboneConfig
     #: Rows a sequence may have.
