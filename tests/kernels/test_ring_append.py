@@ -63,10 +63,10 @@ def test_turns_far_from_the_beginning(device: torch.device) -> None:
     """Of the first pair, which turns by the position: whole turns are taken off exactly."""
     starts = [2**20 + 1, 2**28 + 32, 2**40]
     streams = [(row, start, 1, row) for row, start in enumerate(starts)]
-    turns_MK = ring_append.pair_turns(window_of(device, 1, streams, len(starts)), 16, 10000.0).cpu().double()
+    cos_sin_MK = ring_append.pair_turns(window_of(device, 1, streams, len(starts)), 16, 10000.0).cpu().double()
     angles = torch.tensor(starts).float().double()
-    torch.testing.assert_close(turns_MK[:, 0], angles.cos(), rtol=0.0, atol=1e-6)
-    torch.testing.assert_close(turns_MK[:, 1], angles.sin(), rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(cos_sin_MK[:, 0], angles.cos(), rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(cos_sin_MK[:, 1], angles.sin(), rtol=0.0, atol=1e-6)
 
 
 @both
@@ -78,16 +78,16 @@ def test_append_rotated(
     window, tokens = window_of(device, tokens_per_frame), PACK_FRAMES * tokens_per_frame
     qkv = some_qkv(3 * heads * size, tokens, dtype, device, scaled)
     # Turns of tokens of no stream are as memory has them.
-    turns_MK = torch.full((tokens, size), torch.nan, device=device)
+    cos_sin_MK = torch.full((tokens, size), torch.nan, device=device)
     for (_, _, count, first), twin in zip(STREAMS, [reference_rings.pair_turns(window, size, 1e4)] * 4, strict=True):
         own = slice(first * tokens_per_frame, (first + count) * tokens_per_frame)
-        turns_MK[own] = twin[own]
+        cos_sin_MK[own] = twin[own]
     shape = (RINGS, 3 * tokens_per_frame + 1, heads, size)
     (keys, values), (expected_keys, expected_values) = (
         [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)
     )
-    reference_rings.append_rotated(qkv, turns_MK, window, expected_keys, expected_values)
-    ring_append.append_rotated(qkv, turns_MK, window, keys, values)
+    reference_rings.append_rotated(qkv, cos_sin_MK, window, expected_keys, expected_values)
+    ring_append.append_rotated(qkv, cos_sin_MK, window, keys, values)
     written = ~expected_keys.isnan()
     assert int(written.sum()) == 6 * tokens_per_frame * heads * size
     assert torch.equal(~keys.isnan(), written)
@@ -102,8 +102,8 @@ def test_append_rotated_in_a_ring(device: torch.device) -> None:
     qkv_ME = some_qkv(3 * heads * size, PACK_FRAMES, torch.float32, device, scaled=False)
     assert isinstance(qkv_ME, Tensor)
     keys, values = torch.zeros(2, RINGS, capacity, heads, size, device=device)
-    turns_MK = reference_rings.pair_turns(window, size, 100.0)
-    reference_rings.append_rotated(qkv_ME, turns_MK, window, keys, values)
+    cos_sin_MK = reference_rings.pair_turns(window, size, 100.0)
+    reference_rings.append_rotated(qkv_ME, cos_sin_MK, window, keys, values)
     for row, start, count, first in STREAMS:
         for place in range(count):
             _, key, value = qkv_ME[first + place].cpu().view(3, heads, size // 2, 2)
@@ -121,8 +121,8 @@ def test_a_pack_of_nothing_but_padding(module: object, device: torch.device) -> 
     for frames in (1, 3):
         window = window_of(device, 2, [(row, 5, 0, 0) for row in range(3)], frames)
         qkv_ME = torch.ones(2 * frames, 48, device=device)
-        turns_MK = module.pair_turns(window, 8, 1e4)  # type: ignore[attr-defined]
-        module.append_rotated(qkv_ME, turns_MK, window, *rings)  # type: ignore[attr-defined]
+        cos_sin_MK = module.pair_turns(window, 8, 1e4)  # type: ignore[attr-defined]
+        module.append_rotated(qkv_ME, cos_sin_MK, window, *rings)  # type: ignore[attr-defined]
         assert rings.isnan().all()
 
 

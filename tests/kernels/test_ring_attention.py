@@ -68,8 +68,8 @@ class Streams:
 def unturned(q_MHK: Tensor) -> tuple[Tensor, Tensor]:
     """Queries with keys and values beside them, which nobody may read there, and turns by nothing."""
     q_MD = q_MHK.flatten(1)
-    turns_MK = torch.tensor([1.0, 0.0], device=q_MD.device).repeat(len(q_MD), q_MHK.shape[2] // 2)
-    return torch.cat((q_MD, torch.full_like(q_MD, torch.nan).repeat(1, 2)), 1), turns_MK
+    cos_sin_MK = torch.tensor([1.0, 0.0], device=q_MD.device).repeat(len(q_MD), q_MHK.shape[2] // 2)
+    return torch.cat((q_MD, torch.full_like(q_MD, torch.nan).repeat(1, 2)), 1), cos_sin_MK
 
 
 def by_stream(out_MD: Tensor, streams: int) -> Tensor:
@@ -192,14 +192,14 @@ def test_queries_are_turned_and_scaled(device: torch.device, dtype: torch.dtype,
     _, _, window, *rings = streams.arguments(starts, tokens, context)
     scaled = some_product((2 * tokens, 3 * 32), dtype, device, bias=bool(bias), seed=1)
     qkv = scaled.plain() if bias is None else scaled
-    turns_MK = ops.pair_turns.reference(window, 16, 1e4)
-    got = ring_attention(qkv, turns_MK, window, *rings)
+    cos_sin_MK = ops.pair_turns.reference(window, 16, 1e4)
+    got = ring_attention(qkv, cos_sin_MK, window, *rings)
     tolerance = TOLERANCES[dtype]
     for column in (ops.ring_attention.reference, ops.ring_attention.cpu):
-        expected = column(qkv, turns_MK, window, *rings)
+        expected = column(qkv, cos_sin_MK, window, *rings)
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
     pairs = scaled.plain()[:, :32].float().view(-1, 2, 8, 2)
-    cos, sin = turns_MK.view(-1, 1, 8, 2).unbind(-1)
+    cos, sin = cos_sin_MK.view(-1, 1, 8, 2).unbind(-1)
     even, odd = pairs.unbind(-1)
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(2).to(dtype)
     assert torch.equal(got, ring_attention(*unturned(turned), window, *rings))

@@ -82,26 +82,26 @@ def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> None:
     """`reference.rings.append_rotated`; padding of a stream is stored as well, where it is never
     seen.
     """
     if not window.pack.is_padded:
-        reference.append_rotated(qkv, turns_MK, window, keys_RCHK, values_RCHK)
+        reference.append_rotated(qkv, cos_sin_MK, window, keys_RCHK, values_RCHK)
         return
     qkv_ST3HK = _by_stream(qkv, window, keys_RCHK)
-    window.write(keys_RCHK, _rotated(qkv_ST3HK[:, :, 1], turns_MK, keys_RCHK.dtype))
+    window.write(keys_RCHK, _rotated(qkv_ST3HK[:, :, 1], cos_sin_MK, keys_RCHK.dtype))
     window.write(values_RCHK, qkv_ST3HK[:, :, 2].to(values_RCHK.dtype))
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> Tensor:
     """`reference.rings.ring_attention`; padding gives finite numbers instead of zeros."""
     if not window.pack.is_padded:
-        return reference.ring_attention(qkv, turns_MK, window, keys_RCHK, values_RCHK)
-    queries_STHK = _rotated(_by_stream(qkv, window, keys_RCHK)[:, :, 0], turns_MK, keys_RCHK.dtype)
+        return reference.ring_attention(qkv, cos_sin_MK, window, keys_RCHK, values_RCHK)
+    queries_STHK = _rotated(_by_stream(qkv, window, keys_RCHK)[:, :, 0], cos_sin_MK, keys_RCHK.dtype)
     out_SHTK = F.scaled_dot_product_attention(
         queries_STHK.transpose(1, 2),
         window.read(keys_RCHK).transpose(1, 2),
@@ -116,11 +116,11 @@ def _by_stream(qkv: Tensor | Scaled, window: RingWindow, keys_RCHK: Tensor) -> T
     return plain(qkv).view(len(window.pack.rows_S), -1, 3, *keys_RCHK.shape[2:])
 
 
-def _rotated(x_STHK: Tensor, turns_MK: Tensor, dtype: torch.dtype) -> Tensor:
+def _rotated(x_STHK: Tensor, cos_sin_MK: Tensor, dtype: torch.dtype) -> Tensor:
     """In float32, rounded to `dtype`."""
     streams, tokens, _, size = x_STHK.shape
     pairs = torch.view_as_complex(x_STHK.float().reshape(*x_STHK.shape[:-1], -1, 2))
-    units = torch.view_as_complex(turns_MK.view(streams, tokens, 1, size // 2, 2))
+    units = torch.view_as_complex(cos_sin_MK.view(streams, tokens, 1, size // 2, 2))
     return torch.view_as_real(pairs * units).flatten(-2).to(dtype)
 
 

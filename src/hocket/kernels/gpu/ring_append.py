@@ -63,15 +63,15 @@ def _pair_turns_kernel(
 def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
     """`reference.rings.pair_turns`, but entries for tokens of no stream are not written."""
     pack = window.pack
-    turns_MK = torch.empty((window.tokens, size), dtype=torch.float32, device=pack.device)
+    cos_sin_MK = torch.empty((window.tokens, size), dtype=torch.float32, device=pack.device)
     block = triton.next_power_of_2(size)
     group = max(1, ELEMENTS // 2 // block)
     grid = (triton.cdiv(window.max_tokens, group), len(pack.rows_S))
     _pair_turns_kernel[grid](
-        turns_MK, pack.starts_S, pack.counts_S, pack.firsts_S, window.tokens_per_frame,
+        cos_sin_MK, pack.starts_S, pack.counts_S, pack.firsts_S, window.tokens_per_frame,
         -2.0 * math.log(base) / size, K=size, TOKENS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    return turns_MK
+    return cos_sin_MK
 
 
 @triton.jit(do_not_specialize=["unit", "capacity"])
@@ -112,7 +112,7 @@ def _append_rotated_kernel(
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> None:
     """`reference.rings.append_rotated`. Rows of `qkv` and rings are contiguous."""
     pack = window.pack
@@ -121,7 +121,7 @@ def append_rotated(
     group = max(1, ELEMENTS // block)
     grid = (triton.cdiv(window.max_tokens * heads, group), len(pack.rows_S))
     _append_rotated_kernel[grid](
-        *operands(qkv), turns_MK, pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S,
+        *operands(qkv), cos_sin_MK, pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S,
         keys_RCHK, values_RCHK, window.tokens_per_frame, capacity,
         H=heads, K=size, ROWS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

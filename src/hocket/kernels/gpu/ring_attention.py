@@ -57,7 +57,7 @@ def tile_of(tokens: int, dtype: torch.dtype) -> Tile:
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> Tensor:
     """`reference.rings.ring_attention`. Rows of `qkv` and rings are contiguous."""
     capacity, heads, size = keys_RCHK.shape[1:]
@@ -73,7 +73,7 @@ def ring_attention(
     streams = len(pack.rows_S)
     out = torch.empty((*qkv.shape[:-1], heads * size), dtype=keys_RCHK.dtype, device=qkv.device)
     _ring_attention_kernel[(triton.cdiv(tokens, tile.queries), heads, streams)](
-        out, product, *scales, turns_MK, keys_RCHK, values_RCHK,
+        out, product, *scales, cos_sin_MK, keys_RCHK, values_RCHK,
         pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S, streams,
         pack.frames, window.tokens_per_frame, context, capacity, size**-0.5 * LOG2_E,
         H=heads, K=size, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_K=max(16, triton.next_power_of_2(size)),

@@ -23,16 +23,16 @@ def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
     """
     pairs = torch.arange(size // 2, dtype=torch.float32, device=window.device)
     frequencies = torch.exp(pairs * (-2.0 * math.log(base) / size))
-    turns_MK = torch.zeros(window.tokens, size, device=window.device)
+    cos_sin_MK = torch.zeros(window.tokens, size, device=window.device)
     for _, start, place in _streams_of(window):
         positions = torch.arange(start, start + place.stop - place.start, device=window.device)
         angles = positions[:, None].float() * frequencies
-        turns_MK[place] = torch.stack((angles.cos(), angles.sin()), -1).flatten(-2)
-    return turns_MK
+        cos_sin_MK[place] = torch.stack((angles.cos(), angles.sin()), -1).flatten(-2)
+    return cos_sin_MK
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> None:
     """Stores the new tokens' keys, rotated, and values in their rings; position p goes to slot p
     mod C.
@@ -45,12 +45,12 @@ def append_rotated(
     _, k_MHK, v_MHK = plain(qkv).view(-1, 3, heads, size).unbind(1)
     for row, start, place in _streams_of(window):
         slots = torch.arange(start, start + place.stop - place.start, device=window.device) % capacity
-        keys_RCHK[row, slots] = _rotated(k_MHK[place], turns_MK[place], keys_RCHK.dtype)
+        keys_RCHK[row, slots] = _rotated(k_MHK[place], cos_sin_MK[place], keys_RCHK.dtype)
         values_RCHK[row, slots] = v_MHK[place].to(values_RCHK.dtype)
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, turns_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
 ) -> Tensor:
     """[.., H K]: each new token's queries, rotated, attend to the `window.context` positions up to
     its own.
@@ -68,7 +68,7 @@ def ring_attention(
         seen = torch.arange(max(0, start - context + 1), end, device=q_MHK.device)
         age = torch.arange(start, end, device=q_MHK.device)[:, None] - seen
         out_HTK = F.scaled_dot_product_attention(
-            _rotated(q_MHK[place], turns_MK[place], keys_RCHK.dtype).transpose(0, 1),
+            _rotated(q_MHK[place], cos_sin_MK[place], keys_RCHK.dtype).transpose(0, 1),
             keys_RCHK[row, seen % capacity].transpose(0, 1),
             values_RCHK[row, seen % capacity].transpose(0, 1),
             attn_mask=(age >= 0) & (age < context),
@@ -107,7 +107,7 @@ def _streams_of(window: RingWindow) -> Iterator[tuple[int, int, slice]]:
             yield row, start * unit, slice(first * unit, end * unit)
 
 
-def _rotated(x_THK: Tensor, turns_TK: Tensor, dtype: torch.dtype) -> Tensor:
+def _rotated(x_THK: Tensor, cos_sin_TK: Tensor, dtype: torch.dtype) -> Tensor:
     even, odd = torch.unflatten(x_THK.float(), -1, (-1, 2)).unbind(-1)
-    cos, sin = torch.unflatten(turns_TK[:, None], -1, (-1, 2)).unbind(-1)
+    cos, sin = torch.unflatten(cos_sin_TK[:, None], -1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(dtype)

@@ -166,9 +166,9 @@ class CodecState:
         position by position.
         """
         row_1, target_row_1, frames_1 = (move_3[i : i + 1] for i in range(3))
-        for mine, theirs in zip(self.stages, target.stages, strict=True):
-            if mine is not None and theirs is not None:
-                mine.copy(move_3, theirs)
+        for rings, target_rings in zip(self.stages, target.stages, strict=True):
+            if rings is not None and target_rings is not None:
+                rings.copy(move_3, target_rings)
         if self.tails.shape[1]:
             target.tails.index_copy_(0, target_row_1, self.tails.index_select(0, row_1))
         target.offsets.index_copy_(0, target_row_1, frames_1)

@@ -203,15 +203,15 @@ def causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     return out_BHTK.transpose(1, 2)
 
 
-def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:
-    """Every parameter of the backbone at `here` in a module, from the tensors under `there` in an
-    official file.
+def qwen3_weights(prefix: str, source: str, config: Qwen3BackboneConfig, dtype: torch.dtype) -> list[WeightEntry]:
+    """Every parameter of the backbone at `prefix` in a module, from an official file's tensors under
+    `source`.
     """
     size, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    table = [WeightEntry(f"{here}.norm.weight", (f"{there}.norm.weight",), (size,), dtype)]
+    table = [WeightEntry(f"{prefix}.norm.weight", (f"{source}.norm.weight",), (size,), dtype)]
     for i in range(config.layers):
-        for mine, theirs, shape in (
+        for name, official, shape in (
             ("input_norm", "input_layernorm", (size,)),
             ("attention.qkv_proj", "self_attn.q_proj", (q, size)),
             ("attention.qkv_proj", "self_attn.k_proj", (kv, size)),
@@ -224,6 +224,6 @@ def qwen3_weights(here: str, there: str, config: Qwen3BackboneConfig, dtype: tor
             ("mlp.gate_up_proj", "mlp.up_proj", (ffn, size)),
             ("mlp.down_proj", "mlp.down_proj", (size, ffn)),
         ):
-            names = (f"{there}.layers.{i}.{theirs}.weight",)
-            table.append(WeightEntry(f"{here}.layers.{i}.{mine}.weight", names, shape, dtype))
+            names = (f"{source}.layers.{i}.{official}.weight",)
+            table.append(WeightEntry(f"{prefix}.layers.{i}.{name}.weight", names, shape, dtype))
     return table
