@@ -16,9 +16,9 @@ if importlib.util.find_spec("triton") is None:  # there is none for macOS
 
 
 def _mend_interpreter() -> None:
-    """Triton 3.6's interpreter cannot bound a loop by a scalar since NumPy 2.4 (triton#9171), multiplies the bits of
-    bfloat16 matrices as integers, rounds float32 to bfloat16 towards zero, and loses the carry of a rounding to float8;
-    the hardware does none of that.
+    """Triton 3.6's interpreter cannot bound a loop by a scalar since NumPy 2.4 (triton#9171),
+    multiplies the bits of bfloat16 matrices as integers, rounds float32 to bfloat16 towards zero,
+    and loses the carry of a rounding to float8; the hardware does none of that.
     """
     try:
         import triton.language as tl

@@ -1,4 +1,6 @@
-"""Convolutions of packed chunks: twins against `conv1d` of whole streams, kernels against the twins."""
+"""Convolutions of packed chunks: references against `conv1d` of whole streams, kernels against
+them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def new_tails(columns: int, channels: int, dtype: torch.dtype, device: torch.dev
 
 
 def pack(counts: dict[int, int], seen: dict[int, int], frames: int, device: torch.device) -> Packed:
-    """Chunks of `counts` frames on their rows, after `seen` frames, in a pack of so many frames; row 4 has none."""
+    """Chunks of `counts` frames on their rows, after `seen` frames, in a pack of so many frames;
+    row 4 has none.
+    """
     idle = [row for row in range(ROWS) if row not in counts][: STREAMS - len(counts)]
     rows, numbers = [*counts, *idle], [*counts.values(), *[0] * len(idle)]
     starts, firsts = [seen.get(row, 0) for row in rows], [sum(numbers[:s]) for s in range(STREAMS)]
@@ -58,7 +62,9 @@ def pack(counts: dict[int, int], seen: dict[int, int], frames: int, device: torc
 
 
 def by_rounds(x_RTC: Tensor, tokens: int) -> list[tuple[Packed, Tensor, dict[int, slice]]]:
-    """Packs of `ROUNDS`, their inputs (NaN where there is no stream), and which tokens of its stream each row has."""
+    """Packs of `ROUNDS`, their inputs (NaN where there is no stream), and which tokens of its
+    stream each row has.
+    """
     found, seen = [], dict.fromkeys(range(ROWS), 0)
     for counts in ROUNDS:
         used = sum(counts.values())
@@ -78,7 +84,7 @@ def by_rounds(x_RTC: Tensor, tokens: int) -> list[tuple[Packed, Tensor, dict[int
 def test_packs_give_what_whole_streams_give(
     conv: Column, tokens: int, channels: int, outputs: int, taps: int, dilation: int, device: torch.device
 ) -> None:
-    """Whatever chunks a stream comes in, and whoever is beside it. What was not written is NaN."""
+    """The same for any chunks of a stream and any streams beside it. Unwritten memory is NaN."""
     length = tokens * 8
     x_RTC = some(ROWS, length, channels, seed=1, device=device)
     weight_PCO = some(taps, channels, outputs, seed=2, device=device)
@@ -130,7 +136,9 @@ def test_depthwise_packs_give_what_whole_streams_give(
 def test_what_follows_a_convolution(
     tokens: int, channels: int, outputs: int, taps: int, of: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Bias, residual and activation, each rounded where the twin rounds; only what is wanted is made."""
+    """Bias, residual and activation, each rounded where the reference rounds; only requested
+    outputs are made.
+    """
     frames = 4
     x_MC = some(frames * tokens, channels, seed=1, device=device, dtype=dtype)
     weight_PCO = some(taps, channels, outputs, seed=2, device=device, dtype=dtype) / channels**0.5
@@ -149,7 +157,9 @@ def test_what_follows_a_convolution(
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
-    """A sum that falls on the other side of a tie moves the residual's sum, and the sine of it, by a step."""
+    """A sum that falls on the other side of a tie moves the residual's sum, and the sine of it, by
+    a step.
+    """
     if actual.dtype == torch.float32:
         torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-5 * float(expected.abs().max()))
         return
@@ -179,7 +189,7 @@ def test_a_stream_keeps_its_bits_beside_others(dtype: torch.dtype, device: torch
 
 @both
 def test_snake_in_a_kernel(dtype: torch.dtype, device: torch.device) -> None:
-    """Angles of some tens of radians, as real ones are at most, and of thousands."""
+    """Angles of some tens of radians, the largest of real models, and of thousands."""
     x_MC = 4 * some(40, 16, seed=1, device=device, dtype=dtype)
     nothing, bias_O = torch.eye(16, device=device, dtype=dtype)[None], torch.zeros(16, device=device, dtype=dtype)
     packed = pack({0: 40}, {}, 40, device)

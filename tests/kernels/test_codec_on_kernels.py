@@ -1,4 +1,6 @@
-"""A codec of convolutions, packed, on the kernels: on a CPU in the interpreter, which wants a small one."""
+"""A codec of convolutions, packed, on the kernels: on a CPU in the interpreter, which wants a small
+one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SAMPLES = 12
 
 
 def small_codec(device: torch.device) -> Qwen3Codec:
-    """Of random weights, large enough for every part to be heard."""
+    """A codec with random weights, large enough for every part to show in the samples."""
     raw = json.loads(CONFIG.read_text())
     raw |= {"input_sample_rate": 120, "output_sample_rate": 120}
     raw |= {"encode_downsample_rate": SAMPLES, "decode_upsample_rate": SAMPLES}

@@ -1,4 +1,4 @@
-"""Activations, embeddings and FP8 rows against their plain twins."""
+"""Activations, embeddings and FP8 rows against their references."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ACTIVATIONS = [
     (elementwise.silu, reference.silu),
     (elementwise.gelu, reference.gelu),
 ]
-each = pytest.mark.parametrize(("activate", "twin"), ACTIVATIONS, ids=["silu_mul", "silu", "gelu"])
+each = pytest.mark.parametrize(("activate", "expect"), ACTIVATIONS, ids=["silu_mul", "silu", "gelu"])
 
 
 @both
@@ -47,16 +47,16 @@ each = pytest.mark.parametrize(("activate", "twin"), ACTIVATIONS, ids=["silu_mul
 @each
 def test_activations(
     activate: Callable[..., Any],
-    twin: Callable[..., Any],
+    expect: Callable[..., Any],
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     x = _some(shape, dtype, device) / 2.0
-    actual, expected = activate(x), twin(x)
+    actual, expected = activate(x), expect(x)
     assert actual.shape == expected.shape
     assert_close(actual, expected)
-    assert_fp8_close(activate(x, True), twin(x, True))
+    assert_fp8_close(activate(x, True), expect(x, True))
 
 
 @both
@@ -65,7 +65,7 @@ def test_activations(
 @each
 def test_a_product_is_scaled_as_it_is_loaded(
     activate: Callable[..., Any],
-    twin: Callable[..., Any],
+    expect: Callable[..., Any],
     shape: tuple[int, ...],
     has_bias: bool,
     dtype: torch.dtype,
@@ -75,7 +75,7 @@ def test_a_product_is_scaled_as_it_is_loaded(
     x = some_product(shape, dtype, device, bias=has_bias, seed=0)
     assert torch.equal(activate(x), activate(x.plain()))
     assert_fp8_equal(activate(x, True), activate(x.wide(), True))
-    assert_fp8_close(activate(x, True), twin(x, True))
+    assert_fp8_close(activate(x, True), expect(x, True))
 
 
 def test_many_rows_share_a_program(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,9 @@ def _assert_quantized_exactly(x_MK: Tensor) -> None:
 @both
 @pytest.mark.parametrize("width", [1, 40, 1400])
 def test_quantize_rows_is_exact(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Every step is correctly rounded, so nothing may differ: rows of all sizes, of zeros, with an outlier."""
+    """Every step is correctly rounded, so nothing may differ: rows of all sizes, of zeros, with an
+    outlier.
+    """
     x_MK = _some((12, width), dtype, device) * torch.logspace(-30, 30, 12, device=device).to(dtype)[:, None]
     x_MK[3] = 0.0
     x_MK[5, 0] = 1e9

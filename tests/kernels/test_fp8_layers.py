@@ -1,4 +1,4 @@
-"""Layers of 8 bits and whole quantised models on kernels, against their plain twins."""
+"""Layers of 8 bits and whole quantised models on kernels, against their references."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def _some(*shape: int, device: torch.device, seed: int) -> Tensor:
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 48), (3, 96, 16), (33, 160, 320), (5, 9728, 2560)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_fp8_layer(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Against the same 8-bit numbers in float32; sums of the GPU's FP8 units are short of float32 by some 10 bits."""
+    """Against the same 8-bit numbers in float32; sums of the GPU's FP8 units are short of float32
+    by some 10 bits.
+    """
     plain = nn.Linear(inputs, outputs, dtype=dtype, device=device).requires_grad_(False)
     plain.weight.copy_(_some(outputs, inputs, device=device, seed=0) / inputs**0.5)
     plain.bias.copy_(_some(outputs, device=device, seed=1))
@@ -43,7 +45,9 @@ def test_an_fp8_layer(rows: int, inputs: int, outputs: int, dtype: torch.dtype, 
 
 
 def test_a_quantised_talker_on_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels and twins may round an FP8 value to different sides; that moves little, a wrong scale would move all."""
+    """Kernels and references may round an FP8 value to different sides, which moves little; a wrong
+    scale moves all.
+    """
     talker = copy.deepcopy(load_talker(GOLDEN / "local_tiny", device=device, dtype=torch.float32).talker)
     assert isinstance(talker, MossLocalTalker)
     x_BTD = 0.1 * _some(2, 5, talker.config.hidden_size, device=device, seed=0)
@@ -54,5 +58,5 @@ def test_a_quantised_talker_on_kernels(device: torch.device, monkeypatch: pytest
         plain = talker.backbone(x_BTD), talker.depth(x_BTD)
         monkeypatch.setattr(ops, "column_of", lambda _: "gpu")
         on_kernels = talker.backbone(x_BTD), talker.depth(x_BTD)
-    for found, twin, wanted in zip(on_kernels, plain, exact, strict=True):
-        assert relative_error(found, twin) < 0.01 < relative_error(twin, wanted) < 0.2
+    for found, expected, wanted in zip(on_kernels, plain, exact, strict=True):
+        assert relative_error(found, expected) < 0.01 < relative_error(expected, wanted) < 0.2

@@ -1,4 +1,6 @@
-"""Attention within a frame against its plain twins: outputs, what joins the cache, and what stays as it was."""
+"""Attention within a frame against its references: outputs, new cache entries, and entries that
+stay as they were.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def _nans(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
-    """To two roundings of the largest element: sums of the twin run in another order, with rounded weights."""
+    """To two roundings of the largest element: the reference sums in another order, with rounded
+    weights.
+    """
     assert actual.dtype == expected.dtype
     step = 1e-6 if actual.dtype == torch.float32 else 2.0**-8
     largest = float(expected.float().abs().max())
@@ -56,8 +60,10 @@ def test_depth_attention(
         assert values[:, :, position + 1 :].isnan().all()
 
 
-def test_depth_keys_are_rounded_as_the_twin_rounds(device: torch.device) -> None:
-    """Products and sum each to bfloat16: one rounding of the exact sum gives other bits in a third of the keys."""
+def test_depth_keys_are_rounded_as_the_reference_rounds(device: torch.device) -> None:
+    """Products and sum each to bfloat16: one rounding of the exact sum gives other bits in a third
+    of the keys.
+    """
     rows, heads, size = 2, 2, 80
     tables = pair_rope_tables(torch.arange(8, device=device), size, 10000.0, torch.bfloat16)
     keys, values = (_nans((rows, heads, 8, size), torch.bfloat16, device) for _ in range(2))
@@ -87,7 +93,9 @@ def test_depth_attention_of_a_product(dtype: torch.dtype, device: torch.device) 
 
 
 def test_depth_rows_that_lie_apart(device: torch.device) -> None:
-    """Queries as a slice of wider rows, a cache whose positions are its outer dimension, rows in another order."""
+    """Queries as a slice of wider rows, a cache whose positions are its outer dimension, rows in
+    another order.
+    """
     rows, heads, size, position = 5, 2, 12, 3
     tables = pair_rope_tables(torch.arange(4, device=device), size, 10000.0, torch.bfloat16)
     shape = (rows, heads, 4, size)
@@ -109,7 +117,9 @@ def test_depth_rows_that_lie_apart(device: torch.device) -> None:
 def _frame(
     rows: int, heads: int, groups: int, size: int, positions: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Tensor, Tensor, float, Tensor, Tensor], Tensor, Tensor]:
-    """What all positions of a frame share: weights, eps, tables, and a cache that nothing has been written to."""
+    """The inputs that all positions of a frame share (weights, eps, tables), and an unwritten
+    cache.
+    """
     tables = half_rope_tables(torch.arange(positions, device=device), size, 1e6, dtype)
     q_weight, k_weight = (1 + 0.2 * _some((size,), dtype, device, seed) for seed in (7, 8))
     keys, values = (_nans((rows, positions, groups, size), dtype, device) for _ in range(2))
@@ -124,7 +134,7 @@ def _frame(
 def test_frame_attention(
     heads: int, groups: int, size: int, positions: int, first: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Position after position: the twin's outputs on the twin's cache, and the same cache."""
+    """Position after position: the outputs and the cache of the reference."""
     rows = 2
     shared, expected_keys, expected_values = _frame(rows, heads, groups, size, positions, dtype, device)
     keys, values = expected_keys.clone(), expected_values.clone()
@@ -146,7 +156,7 @@ def test_frame_attention(
         assert values[:, end:].isnan().all()
 
 
-def test_frame_keys_are_rounded_as_the_twin_rounds(device: torch.device) -> None:
+def test_frame_keys_are_rounded_as_the_reference_rounds(device: torch.device) -> None:
     """The norm, its weight, both products and their sum each to bfloat16."""
     shared, expected_keys, expected_values = _frame(3, 2, 2, 64, 2, torch.bfloat16, device)
     keys, values = expected_keys.clone(), expected_values.clone()

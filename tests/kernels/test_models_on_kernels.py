@@ -1,4 +1,6 @@
-"""Whole engines on the kernels: on a CPU in the interpreter, which the golden checkpoints are small enough for."""
+"""Whole engines on the kernels: on a CPU in the interpreter, which the golden checkpoints are small
+enough for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 FOLDERS = {
     "moss": (GOLDEN / "local_tiny", GOLDEN / "codec2_tiny"),
-    # The interpreter takes minutes for the codec's 1,920 samples a frame; `test_codec_on_kernels.py` has a small one.
+    # The interpreter takes minutes for the codec's 1,920 samples a frame;
+    # `test_codec_on_kernels.py` has a small one.
     "qwen3": (
         GOLDEN / "qwen3_tts/custom_1b7",
         GOLDEN / "qwen3_tts/base_1b7/speech_tokenizer" if torch.cuda.is_available() else "none",
@@ -84,7 +87,7 @@ def test_kernels_speak_as_plain_pytorch_does(
 def test_keys_and_values_of_8_bits_speak_as_plain_pytorch_does(
     family: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A CPU's twins can do it, too.
+    # A CPU's references can do it, though the engine refuses it.
     monkeypatch.setattr("hocket.engine.build.check_fp8_device", lambda *_: None)
     heard = speak(family, requests(family), device, kv_dtype="fp8")
     monkeypatch.setattr(ops, "column_of", lambda _: "cpu")
@@ -99,7 +102,7 @@ def test_keys_and_values_of_8_bits_speak_as_plain_pytorch_does(
 def test_packed_chunks_and_joined_prompts_speak_as_plain_pytorch_does(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What runs on a GPU alone, where programs are recorded."""
+    """Paths that only a GPU runs, since it records programs."""
     voice = np.random.default_rng(0).integers(0, 16, (11, 12))
     some = [
         one.model_copy(update={"reference": (voice,), "reference_text": "So.", "voice": None})

@@ -1,4 +1,4 @@
-"""Norm kernels against their plain twins: odd widths, both dtypes, every row alone with its bits."""
+"""Norm kernels against their references: odd widths, both dtypes, and the bits of each row alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from tests.support.close import (
 )
 
 EPS = 1e-5
-#: Rows that share a program, several programs of such, rows that fill their pieces or do not, one of two warps.
+#: Rows that share a program, several programs of such, rows that fill their pieces or do not, one
+#: of two warps.
 SHAPES = [(1, 1), (7, 12), (150, 16), (2, 3, 64), (5, 300), (3, 2, 1280)]
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -87,13 +88,13 @@ def test_layer_norm_of_a_float32_stream(shape: tuple[int, ...], dtype: torch.dty
     assert_close(
         norms.layer_norm_to(x, weight_D, bias_D, EPS, dtype), reference.layer_norm_to(x, weight_D, bias_D, EPS, dtype)
     )
-    for found, twin in zip(
+    for found, plain in zip(
         norms.scaled_add_layer_norm(x, delta, scale_D, weight_D, bias_D, EPS, True),
         reference.scaled_add_layer_norm(x, delta, scale_D, weight_D, bias_D, EPS, True),
         strict=True,
     ):
         if isinstance(found, Rows8):
-            assert_fp8_close(found, twin)
+            assert_fp8_close(found, plain)
         else:
             assert torch.equal(found, expected_total)
     assert_fp8_close(
@@ -108,7 +109,8 @@ def test_layer_norm_of_a_float32_stream(shape: tuple[int, ...], dtype: torch.dty
 def test_a_product_is_scaled_as_it_is_added(
     shape: tuple[int, ...], has_bias: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """To the bits of scaling it first; but that a mean's terms may be added in another order, which bfloat16 hides.
+    """To the bits of scaling it first; but that a mean's terms may be added in another order, which
+    bfloat16 hides.
 
     Threads share a row in another way where the two lie at other addresses.
     """
@@ -122,16 +124,16 @@ def test_a_product_is_scaled_as_it_is_added(
         (norms.scaled_add_layer_norm, stream, (scale_D, weight_D.float(), bias_D.float(), EPS)),
     ]
     for add, first, rest in adds:
-        for found, twin in zip(add(first, delta, *rest), add(first, delta.plain(), *rest), strict=True):
+        for found, plain in zip(add(first, delta, *rest), add(first, delta.plain(), *rest), strict=True):
             if dtype == torch.bfloat16:
-                assert_equal(found, twin)
+                assert_equal(found, plain)
             else:
-                torch.testing.assert_close(found, twin, rtol=1e-6, atol=1e-6)
-        found8, twin8 = add(first, delta, *rest, True)[1], add(first, delta.plain(), *rest, True)[1]
+                torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
+        found8, plain8 = add(first, delta, *rest, True)[1], add(first, delta.plain(), *rest, True)[1]
         if dtype == torch.bfloat16:
-            assert_fp8_equal(found8, twin8)
+            assert_fp8_equal(found8, plain8)
         else:
-            torch.testing.assert_close(rows8(found8).scales, rows8(twin8).scales, rtol=1e-6, atol=0.0)
+            torch.testing.assert_close(rows8(found8).scales, rows8(plain8).scales, rtol=1e-6, atol=0.0)
     assert torch.equal(norms.scaled_add(stream, delta, scale_D), norms.scaled_add(stream, delta.plain(), scale_D))
 
 

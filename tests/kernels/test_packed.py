@@ -1,4 +1,6 @@
-"""A pack's frames, and a window's slots at a ring's end, both worked out by hand and against a plain loop."""
+"""A pack's frames, and a window's slots at a ring's end, both worked out by hand and against a
+plain loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention over pages against its plain twin: steps and pieces of prompts, odd shapes, poisoned memory, bits."""
+"""Attention over pages against its other columns: steps and slices of prompts, odd shapes, poisoned
+memory, bits.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Case:
     table_BP: Tensor
     starts_B: Tensor
     counts_B: Tensor
-    #: Of float8 keys and values.
+    #: Scales of float8 keys and values.
     scales_NGR2: Tensor | None = None
 
     def run(self, order: list[int] | None = None) -> Tensor:
@@ -41,7 +43,7 @@ class Case:
         return self.q_BTHK[chosen].contiguous(), self.keys_NRGK, self.values_NRGK, plan, self.scales_NGR2
 
     def in_fp8(self) -> Case:
-        """The same with float8 keys and values; what nobody wrote is NaN here, too."""
+        """The same with float8 keys and values; unwritten rows are NaN here, too."""
         (keys, key_scales), (values, value_scales) = (
             reference.quantize_heads(pages_NRGK) for pages_NRGK in (self.keys_NRGK, self.values_NRGK)
         )
@@ -140,7 +142,9 @@ def test_heads_of_odd_sizes(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_float8_scores_and_values_of_any_size(device: torch.device, dtype: torch.dtype) -> None:
-    """Heads 2^40 times as large as others, and zeros: the kernel multiplies in float16, which does not reach so far."""
+    """Heads 2^40 times as large as others, and zeros: the kernel multiplies in float16, which does
+    not reach so far.
+    """
     case = make_case(device, [200, 70, 5], [1, 1, 1], dtype=dtype)
     powers = torch.logspace(-20, 20, case.values_NRGK.shape[1], 2.0, device=device)[:, None, None]
     case.values_NRGK = (case.values_NRGK * powers).to(dtype)
@@ -155,8 +159,9 @@ def test_float8_scores_and_values_of_any_size(device: torch.device, dtype: torch
 
 
 def test_float8_costs_what_its_mantissas_leave_out(device: torch.device) -> None:
-    """A mantissa of 3 bits is off by up to 1/16 of itself, evenly spread: by 1/16/sqrt(3) rms at most. A value's error
-    reaches the output as it is; a key's moves a score of about 1, and so its weight, by as much; their squares add up.
+    """A mantissa of 3 bits is off by up to 1/16 of itself, evenly spread: by 1/16/sqrt(3) rms at
+    most. A value's error reaches the output as it is; a key's moves a score of about 1, and so its
+    weight, by as much; their squares add up.
     """
     case = make_case(device, [250] * 8, [1] * 8, heads=16, size=128, dtype=torch.float32)
     exact, eighth = case.run(), case.in_fp8().run()
@@ -197,7 +202,9 @@ def test_pages_behind_a_sequence_are_never_read(device: torch.device) -> None:
 def test_few_entries_share_the_device_and_give_what_many_do(
     device: torch.device, dtype: torch.dtype, is_fp8: bool, entries: int, longest: int
 ) -> None:
-    """The longer a context and the fewer the entries, the more programs share it: results agree all the same."""
+    """The longer a context and the fewer the entries, the more programs share it: results agree all
+    the same.
+    """
     if entries > 6 and device.type == "cpu":
         pytest.skip("takes minutes in the interpreter")
     starts = ([longest, 0, 126, 127, 128, 9] + [0] * entries)[:entries]
@@ -224,7 +231,7 @@ def test_neither_place_nor_company_changes_a_bit(
 
 @pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pieces_of_a_sequence_give_the_bits_of_the_whole(
+def test_slices_of_a_sequence_give_the_bits_of_the_whole(
     device: torch.device, dtype: torch.dtype, is_fp8: bool
 ) -> None:
     whole = make_case(device, [0], [75], rows=80, dtype=dtype)

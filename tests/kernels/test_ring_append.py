@@ -1,4 +1,6 @@
-"""Rotations, appends to rings and copies between them against the references: what is written, and what is not."""
+"""Rotations, appends to rings and copies between them against the references: what is written, and
+what is not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.support.close import assert_close, some_product
 
 DTYPES = [torch.float32, torch.bfloat16]
 both = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-#: Ring, frames before, frames now, and where they begin: with a stream that has none, a gap, and padding at the end.
+#: Ring, frames before, frames now, and where they begin: with a stream that has none, a gap, and
+#: padding at the end.
 STREAMS = [(4, 5, 3, 0), (0, 9, 0, 3), (1, 0, 2, 5), (2, 1234567, 1, 7)]
 PACK_FRAMES, RINGS = 10, 5
 
@@ -32,7 +35,7 @@ def window_of(
 
 
 def of_streams(x: Tensor, tokens_per_frame: int) -> Tensor:
-    """The tokens that belong to a stream."""
+    """The tokens that belong to streams."""
     return torch.cat([x[first * tokens_per_frame :][: count * tokens_per_frame] for _, _, count, first in STREAMS])
 
 
@@ -43,7 +46,7 @@ def some_qkv(width: int, tokens: int, dtype: torch.dtype, device: torch.device, 
 
 @pytest.mark.parametrize(("tokens_per_frame", "size"), [(1, 2), (3, 8), (2, 20), (32, 64)])
 def test_pair_turns(tokens_per_frame: int, size: int, device: torch.device) -> None:
-    """As the twin has it, and the twin as rotations of whole sequences have it."""
+    """Against the reference, and the reference against rotations of whole sequences."""
     window = window_of(device, tokens_per_frame)
     arguments = window, size, 10000.0
     expected = reference_rings.pair_turns(*arguments)
@@ -60,7 +63,7 @@ def test_pair_turns(tokens_per_frame: int, size: int, device: torch.device) -> N
 
 
 def test_turns_far_from_the_beginning(device: torch.device) -> None:
-    """Of the first pair, which turns by the position: whole turns are taken off exactly."""
+    """The first pair rotates by the position: whole turns are subtracted exactly."""
     starts = [2**20 + 1, 2**28 + 32, 2**40]
     streams = [(row, start, 1, row) for row, start in enumerate(starts)]
     cos_sin_MK = ring_append.pair_turns(window_of(device, 1, streams, len(starts)), 16, 10000.0).cpu().double()
@@ -77,11 +80,13 @@ def test_append_rotated(
 ) -> None:
     window, tokens = window_of(device, tokens_per_frame), PACK_FRAMES * tokens_per_frame
     qkv = some_qkv(3 * heads * size, tokens, dtype, device, scaled)
-    # Turns of tokens of no stream are as memory has them.
+    # Entries for tokens of no stream may hold anything.
     cos_sin_MK = torch.full((tokens, size), torch.nan, device=device)
-    for (_, _, count, first), twin in zip(STREAMS, [reference_rings.pair_turns(window, size, 1e4)] * 4, strict=True):
+    for (_, _, count, first), expected in zip(
+        STREAMS, [reference_rings.pair_turns(window, size, 1e4)] * 4, strict=True
+    ):
         own = slice(first * tokens_per_frame, (first + count) * tokens_per_frame)
-        cos_sin_MK[own] = twin[own]
+        cos_sin_MK[own] = expected[own]
     shape = (RINGS, 3 * tokens_per_frame + 1, heads, size)
     (keys, values), (expected_keys, expected_values) = (
         [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)
@@ -96,7 +101,7 @@ def test_append_rotated(
 
 
 def test_append_rotated_in_a_ring(device: torch.device) -> None:
-    """What the twin itself means: key of position p, turned by its angles, in slot p mod C."""
+    """The reference by hand: the key of position p, rotated by its angles, is in slot p mod C."""
     heads, size, capacity = 2, 4, 7
     window = window_of(device, 1)
     qkv_ME = some_qkv(3 * heads * size, PACK_FRAMES, torch.float32, device, scaled=False)

@@ -1,4 +1,4 @@
-"""Against the plain twin: windows over rings at any offset, with NaN wherever no key exists."""
+"""Against the other columns: windows over rings at any offset, with NaN wherever no key exists."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Streams:
         self.values[self.rows_B[stream], slots] = self.v[stream, start:end]
 
     def arguments(self, starts: list[int], tokens: int, context: int, order: list[int] | None = None) -> Arguments:
-        """Of equally many tokens of each stream."""
+        """Arguments for `tokens` tokens of each stream."""
         order = list(range(len(starts))) if order is None else order
         q_BTHK = torch.stack([self.q[stream, starts[stream] : starts[stream] + tokens] for stream in order])
         starts_B = torch.tensor([starts[stream] for stream in order], device=self.device)
@@ -66,7 +66,7 @@ class Streams:
 
 
 def unturned(q_MHK: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries with keys and values beside them, which nobody may read there, and turns by nothing."""
+    """Queries beside keys and values that must not be read, and rotations by zero."""
     q_MD = q_MHK.flatten(1)
     cos_sin_MK = torch.tensor([1.0, 0.0], device=q_MD.device).repeat(len(q_MD), q_MHK.shape[2] // 2)
     return torch.cat((q_MD, torch.full_like(q_MD, torch.nan).repeat(1, 2)), 1), cos_sin_MK
@@ -131,7 +131,7 @@ def test_position_of_many_digits(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_window_is_exact(device: torch.device, dtype: torch.dtype) -> None:
-    """Values are one-hot in their position: a query's output names whom it saw."""
+    """Values are one-hot in their position: a query's output names the positions that it saw."""
     context, tokens, start, capacity = 5, 12, 70, 32
     streams = Streams(device, ends=[start + tokens], capacity=capacity, heads=1, size=32, dtype=dtype)
     streams.v[0, :, 0] = torch.eye(32, device=device, dtype=dtype)[torch.arange(start + tokens, device=device) % 32]
@@ -186,7 +186,7 @@ def test_place_in_a_chunk_is_bitwise_free(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [None, False, True])
 def test_queries_are_turned_and_scaled(device: torch.device, dtype: torch.dtype, bias: bool | None) -> None:
-    """As they are loaded: bitwise as if they had been before."""
+    """Queries are rotated and scaled as they are loaded, to the bits of doing so before."""
     context, tokens, starts = 7, 5, [2, 50]
     streams = Streams(device, ends=[start + tokens for start in starts], capacity=16, dtype=dtype)
     _, _, window, *rings = streams.arguments(starts, tokens, context)
@@ -221,7 +221,9 @@ STARTS = [0, 1, 5, 64, 40, 0]
 
 
 def packed_streams(device: torch.device, dtype: torch.dtype, heads: int = 2, size: int = 16) -> Streams:
-    """NaN in every slot that no token of theirs may see, and in the whole ring of one without frames."""
+    """NaN in every slot that no token of theirs may see, and in the whole ring of one without
+    frames.
+    """
     ends = [(start + count) * TOKENS_PER_FRAME for start, count in zip(STARTS, COUNTS, strict=True)]
     capacity = CONTEXT + MAX_FRAMES * TOKENS_PER_FRAME
     streams = Streams(device, ends=ends, capacity=capacity, heads=heads, size=size, dtype=dtype)
@@ -235,7 +237,9 @@ def packed_streams(device: torch.device, dtype: torch.dtype, heads: int = 2, siz
 def pack(
     streams: Streams, order: list[int], gap_frames: int, padding_frames: int
 ) -> tuple[Arguments, dict[int, slice]]:
-    """Arguments, and where each stream's tokens are; behind the first stream and the last is padding, which is NaN."""
+    """Arguments, and where each stream's tokens are; behind the first stream and the last is
+    padding, which is NaN.
+    """
     firsts, queries, places, first = [], [], {}, 0
     padding = torch.full_like(streams.q[0, :TOKENS_PER_FRAME], torch.nan)
     for stream in order:
@@ -258,7 +262,9 @@ def pack(
 def test_packed_streams_are_each_as_alone(
     device: torch.device, dtype: torch.dtype, heads: int, size: int, gap_frames: int, padding_frames: int
 ) -> None:
-    """Bitwise as in a batch of their own, which has a tile as large; the twin agrees, and has them as alone, too."""
+    """Bitwise as in a batch of their own, which has a tile as large; the reference agrees, and has
+    them as alone, too.
+    """
     streams = packed_streams(device, dtype, heads, size)
     arguments, places = pack(streams, [0, 1, 2, 3, 4, 5], gap_frames, padding_frames)
     out_MD = ring_attention(*arguments)

@@ -1,4 +1,4 @@
-"""Rotary kernels against their plain twins: what they return, what they write, and what they leave alone."""
+"""Rotary kernels against their references: results, writes, and memory that they must leave alone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_norm_rotate_append_in_fp8(
     written = torch.zeros(4 * page_rows, dtype=torch.bool, device=device).index_fill_(0, slots_M, True)
     scales, expected_scales = (each[2].transpose(1, 2).flatten(0, 1) for each in (actual, expected))
     for k in range(2):
-        # Scales would differ where rounding moved a head's largest channel over a power of two: here none does.
+        # Scales would differ where rounding moved a head's largest channel over a power of two:
+        # here none does.
         assert_fp8_close(
             Rows8(actual[k][written], scales[written][..., k, None].float()),
             Rows8(expected[k][written], expected_scales[written][..., k, None].float()),

@@ -1,4 +1,6 @@
-"""The drawing kernel against the reference and the form that a CPU runs: odd parameters, and broken logits."""
+"""The drawing kernel against the reference and the form that a CPU runs: odd parameters, and broken
+logits.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
 
-#: How near a uniform may be to the edge between two codes for float32 to take the other one, and how near (relatively)
-#: the mass before a code to top-p for it to be in one nucleus and not in the other.
+#: How near a uniform may be to the edge between two codes for float32 to take the other one, and
+#: how near (relatively) the mass before a code to top-p for it to be in one nucleus and not in the
+#: other.
 EDGE = 1e-5
 NUCLEUS_EDGE = 2e-6
 LARGEST = torch.finfo(torch.float32).max
 
-#: Temperature, top-p, top-k (below 0: so many less than V) and penalty. No top-p is a multiple of 1 / V, where equal
-#: codes would make the nucleus a matter of rounding.
+#: Temperature, top-p, top-k (below 0: so many less than V) and penalty. No top-p is a multiple of 1
+#: / V, where equal codes would make the nucleus a matter of rounding.
 RULES = [
     (0.8, 0.8917, 10, 1.1),
     (1.0, 1.0, 0, 1.0),
@@ -104,7 +107,9 @@ class _Batch:
         return sampler.draw(*self.arguments(slot), self.seen_BV if is_penalised else None)
 
     def assert_drawn(self, code_B: Tensor, slot: int, is_penalised: bool = True) -> None:
-        """The reference's codes, or for uniforms at an edge the code on its other side; none without probability."""
+        """The reference's codes, or for uniforms at an edge the code on its other side; none
+        without probability.
+        """
         seen_BV = self.seen_BV if is_penalised else None
         u_B = uniforms(self.seed_B, self.frame_B, slot + 1)[:, slot]
         near_B = torch.stack(

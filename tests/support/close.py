@@ -21,8 +21,9 @@ def rows8(x: Tensor | Rows8) -> Rows8:
 
 
 def assert_close(found: Tensor | Rows8, wanted: Tensor | Rows8) -> None:
-    """float32: to a few roundings of the largest element. bfloat16: equal, but for one element in a hundred that a last
-    bit of float32 has pushed over a tie; a rounding in the wrong place changes every fifth.
+    """float32: to a few roundings of the largest element. bfloat16: equal, but for one element in a
+    hundred that a last bit of float32 has pushed over a tie; a rounding in the wrong place changes
+    every fifth.
     """
     actual, expected = tensor(found), tensor(wanted)
     assert actual.dtype == expected.dtype

@@ -147,7 +147,9 @@ def test_pages_of_8_bits_are_the_whole_but_for_their_rounding(backbone: Qwen3Bac
 
 
 def ragged(backbone: Qwen3Backbone, padding: float, first_seed: int) -> tuple[Tensor, KVPages, PagedBatch]:
-    """LENGTHS sequences and one padding sequence, right-padded with `padding`; unused table entries are scratch."""
+    """LENGTHS sequences and one padding sequence, right-padded with `padding`; unused table entries
+    are scratch.
+    """
     kv = poisoned_pages(backbone, 9)
     x_BTD = torch.full((4, max(LENGTHS), backbone.config.hidden_size), padding)
     for b, length in enumerate(LENGTHS):
@@ -163,7 +165,8 @@ def test_a_ragged_batch_is_each_sequence_alone(backbone: Qwen3Backbone, padding:
     for b, length in enumerate(LENGTHS):
         whole = backbone(x_BTD[b : b + 1, :length])[0]
         torch.testing.assert_close(out_BTD[b, :length], whole, rtol=1e-4, atol=1e-5)
-    # One step further: the scratch page by now holds the padding, which must stay as invisible as it was.
+    # One step further: the scratch page by now holds the padding, which must stay as invisible as
+    # it was.
     starts_B, ones_B = torch.tensor([*LENGTHS, 0]), torch.tensor([1, 1, 0, 0])
     table_BP = batch.page_table_BP
     # Three rows of padding after the new one reach past the end of the first sequence's table.
@@ -224,7 +227,9 @@ def test_rms_norm_rounds_before_the_weight() -> None:
 
 
 def test_rotations_turn_their_own_pairs() -> None:
-    """A unit vector on a pair's first channel at position p becomes (cos, sin) of p / base**(2j / size) there."""
+    """A unit vector on a pair's first channel at position p becomes (cos, sin) of p / base**(2j /
+    size) there.
+    """
     size, base, positions = 8, 100.0, torch.arange(5)
     for j in range(size // 2):
         angles = positions / base ** (2 * j / size)
