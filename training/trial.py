@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket import AudioArray, AudioChunk, Engine, Sampling, Speech, SpeechRequest
+from hocket.audio.io import to_float32
 from hocket.checkpoint.voices import DEFAULT_VOICE
 from hocket.engine.references.conversions import Conversions
 from training.checks import Check, read_checks
@@ -183,7 +184,7 @@ class Trial:
     def _heard(self, speaker: Speaker, checks: Sequence[Check]) -> tuple[list[Speech], list[Judgement]]:
         speeches = self.speak(speaker, [check.text for check in checks])
         pairs = zip(checks, speeches, strict=True)
-        return speeches, [self.panel.judge(c.text, s.samples.mean(axis=0), s.sample_rate) for c, s in pairs]
+        return speeches, [self.panel.judge(c.text, to_float32(s.samples).mean(axis=0), s.sample_rate) for c, s in pairs]
 
     def teacher_figures(self, teacher: str | None, checks: Sequence[Check]) -> Figures | None:
         """Judgement of the teacher's own recordings of the checks, where known."""

@@ -407,7 +407,7 @@ def test_16_bits_on_the_device_are_those_of_the_host() -> None:
         [samples, random.normal(size=100_000).astype(np.float32), np.array([1e30, -1e30, 1e-40], np.float32)]
     )
     wanted = to_int16(samples)
-    assert (wanted.min(), wanted.max(), wanted.dtype.name) == (-32768, 32767, "int16")
+    assert (int(wanted.min()), int(wanted.max()), wanted.dtype.name) == (-32768, 32767, "int16")
     before = samples.copy()
     assert np.array_equal(to_int16_on_device(torch.from_numpy(samples)).numpy(), wanted)
     assert np.array_equal(samples, before)
@@ -416,7 +416,7 @@ def test_16_bits_on_the_device_are_those_of_the_host() -> None:
 def test_16_bits_come_back_from_floats() -> None:
     integers = np.arange(-32768, 32768).astype(np.int16)[None]
     floats = to_float32(integers)
-    assert (floats.dtype.name, floats.min(), floats.max()) == ("float32", -1.0, 32767 / 32768)
+    assert (floats.dtype.name, float(floats.min()), float(floats.max())) == ("float32", -1.0, 32767 / 32768)
     assert np.array_equal(to_int16(floats), integers)
     assert to_int16(integers) is integers
     assert to_float32(floats) is floats

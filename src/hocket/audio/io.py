@@ -61,15 +61,23 @@ def decode_audio(source: Path | bytes, *, max_bytes: int, max_seconds: float) ->
     if _wav_is_cut_short(data):
         raise AudioFileError(f"{name} is cut short: its header promises more bytes than it has")
     try:
-        # FFmpeg opens what a playlist or a concat script names, be it a local file or a URL. No
-        # protocol has the name "none", so every such opening fails. Tags that are not UTF-8 are no
-        # reason to refuse a recording.
-        with av.open(
-            io.BytesIO(data), "r", options={"protocol_whitelist": "none"}, metadata_errors="ignore"
-        ) as container:
+        with open_audio(data) as container:
             return _decode_container(container, name, max_seconds)
     except av.FFmpegError as error:
         raise AudioFileError(f"{name} is not an audio file, or is corrupt; give wav, flac, mp3, ogg or m4a") from error
+
+
+#: Tags that are not UTF-8 are no reason to refuse a recording: PyAV 19 takes any, before it had to be told.
+_ANY_TAGS: dict[str, Any] = {} if int(av.__version__.split(".")[0]) >= 19 else {"metadata_errors": "ignore"}
+
+
+def open_audio(data: bytes) -> av.container.InputContainer:
+    """The container in the bytes of a file, which opens nothing else. Raises av.FFmpegError.
+
+    FFmpeg opens what a playlist or a concat script names, be it a local file or a URL. No protocol has the name
+    "none", so every such opening fails.
+    """
+    return av.open(io.BytesIO(data), "r", options={"protocol_whitelist": "none"}, **_ANY_TAGS)
 
 
 def _read_bytes(path: Path, max_bytes: int, name: str) -> bytes:

@@ -5,7 +5,6 @@ playable.
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import json
 import math
@@ -17,7 +16,13 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.audio.io import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, to_float32
+from hocket.audio.io import (
+    MAX_CHANNELS,
+    MAX_SAMPLE_RATE,
+    decode_audio,
+    open_audio,
+    to_float32,
+)
 from hocket.bench.dialects import Delivery
 from hocket.bench.faults import Fault, ResponseError, one_line
 from hocket.bench.http import Response
@@ -191,14 +196,14 @@ def _file(body: bytes, arrivals: Arrivals, kind: str) -> DecodedAudio:
 def _playable(body: bytes, kind: str) -> list[tuple[int, float]]:
     """(bytes, seconds) for each packet: so many bytes of the file decode to so many seconds."""
     table: list[tuple[int, float]] = []
-    with av.open(io.BytesIO(body), "r", options={"protocol_whitelist": "none"}, metadata_errors="ignore") as container:
+    with open_audio(body) as container:
         name = container.format.name
         if name not in _CONTAINERS[kind]:
             raise ResponseError("wrong_format", f"asked for {kind}, got {name}")
         stream = container.streams.audio[0]
         seconds = 0.0
         for packet in container.demux(stream):
-            if packet.pos is None or packet.duration is None or stream.time_base is None:
+            if packet.pos is None or packet.duration is None or not stream.time_base:
                 continue
             seconds += float(packet.duration * stream.time_base)
             # All packets of an Ogg page have the page's position, and are complete at its end.

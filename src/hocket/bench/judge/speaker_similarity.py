@@ -74,4 +74,4 @@ class _Onnx:
 
 def _unit(vector: Any) -> Embedding:
     flat = np.asarray(vector, np.float32).reshape(-1)
-    return flat / np.float32(max(float(np.linalg.norm(flat)), 1e-9))
+    return (flat / np.float32(max(float(np.linalg.norm(flat)), 1e-9))).astype(np.float32, copy=False)
