@@ -2,12 +2,17 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
-# Without an NVIDIA driver a CPU build of PyTorch is enough. Where your package index offers no CPU build of this version, pip
-# takes the CUDA build (some gigabytes, works as well): give TORCH=... to choose another.
-# Kernels are tested in Triton's interpreter there; a PyTorch for GPUs brings its own Triton.
-TRITON := $(if $(shell command -v nvidia-smi 2>/dev/null),,"triton==3.6.0; sys_platform == 'linux'")
-TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
+# A stamp for each PYTHON, so that `make PYTHON=...` installs anew into a .venv that another one made.
+STAMP  := $(VENV)/.installed-$(lastword $(notdir $(PYTHON)))
+# Without an NVIDIA driver a CPU build of PyTorch is enough. Package indexes have the CUDA build for
+# Linux (gigabytes, works as well); TORCH_INDEX_URL names another index for PyTorch alone, such as
+# https://download.pytorch.org/whl/cpu with its CPU builds.
+HAS_NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
+TORCH  ?= $(if $(HAS_NVIDIA),torch,torch==2.13.0)
+TORCH_INDEX_URL ?=
+# PyTorch for GPUs brings its own Triton, CPU builds bring none: there the kernels are tested in the
+# interpreter of the one that the standard build of the same PyTorch requires (its metadata says so).
+TRITON ?= triton==3.7.1
 TEXT   ?= Hocket turns many texts into many voices at once.
 # Through the environment, so that quotes and dollars in it mean themselves.
 export SAY_TEXT := $(value TEXT)
@@ -62,12 +67,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(STAMP): pyproject.toml Makefile
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Hocket needs Python 3.11-3.13, this is %d.%d; run: make PYTHON=python3.12 ..." % v)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet "$(TORCH)" $(TRITON)
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+# Every version is one that was tested with this Python: constraints/README.md.
+$(STAMP): pyproject.toml Makefile constraints/install.sh $(wildcard constraints/*.txt)
+	@sh constraints/install.sh "$(PYTHON)" $(VENV) "$(TORCH)" "$(TORCH_INDEX_URL)" "$(TRITON)" tested
 	@touch $(STAMP)
 
 # An editable installation is repeated when the package's dependencies change.
