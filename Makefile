@@ -23,6 +23,17 @@ VOICE_BIN   := $(VOICE_VENV)/bin
 VOICE_STAMP := $(VOICE_VENV)/.installed
 CHECK       ?= --targets
 
+# Environments of their own: the newest versions of everything, and the lowest that pyproject.toml allows.
+LATEST_VENV ?= .venv-latest
+LOWEST_VENV ?= .venv-lowest
+given        = $(if $(filter command environment,$(firstword $(origin TORCH))),$(TORCH),$(1))
+# What touches a library, in a few minutes: audio in and out, server, worker, weights, tokenizer, text front, command line.
+LIBRARIES   := $(wildcard $(addprefix tests/,\
+	audio test_audio.py checkpoint models/test_weights.py worker test_client.py engine/test_worker.py \
+	bench/test_bench_listening.py prompt text cli test_cli.py server/test_encoders.py server/speech server/test_server_openai.py \
+	server/test_server_websocket.py server/websocket))
+
+.PHONY: constraints test-latest test-lowest test-install
 .PHONY: say test test-all test-browser fuzz voice-check gpu-check lint format types clean
 
 say: $(STAMP)
@@ -36,6 +47,23 @@ test: lint types
 
 test-all: lint types
 	$(BIN)/pytest -m "not gpu and not browser"
+
+# With whatever is newest, and with the lowest versions that are allowed: neither is what the two commands install.
+test-latest:
+	@sh constraints/install.sh "$(PYTHON)" $(LATEST_VENV) "$(call given,torch)" "$(TORCH_INDEX_URL)" triton latest
+	$(LATEST_VENV)/bin/pytest $(LIBRARIES)
+
+test-lowest:
+	@sh constraints/install.sh "$(PYTHON)" $(LOWEST_VENV) "$(call given,torch==2.11.0)" "$(TORCH_INDEX_URL)" "$(TRITON)" lowest
+	$(LOWEST_VENV)/bin/pytest $(LIBRARIES)
+
+# Every cell of tests/install_matrix.sh that is not the whole suite, or CELLS="say-3.12 pip-3.13".
+test-install:
+	tests/install_matrix.sh $(CELLS)
+
+# Pins what `make test-latest` has just been run with; then `make test` says whether lint and types hold, too.
+constraints:
+	$(LATEST_VENV)/bin/python constraints/freeze.py
 
 # Needs Chromium on the path.
 test-browser: $(STAMP)
@@ -82,4 +110,4 @@ $(VOICE_STAMP): pyproject.toml training/requirements-judges.txt training/require
 	@touch $(VOICE_STAMP)
 
 clean:
-	rm -rf $(VENV) $(VOICE_VENV) dist build .pytest_cache .mypy_cache .ruff_cache out.wav
+	rm -rf $(VENV) $(VOICE_VENV) $(LATEST_VENV) $(LOWEST_VENV) dist build .pytest_cache .mypy_cache .ruff_cache out.wav

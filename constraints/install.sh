@@ -29,8 +29,10 @@ else
 fi
 echo "Installing into $venv: $torch ($build), Hocket's libraries and tools (0.4 GB)"
 
-# One of another Python is made anew.
-[ "$("$venv/bin/python" -V 2>/dev/null)" = "$("$python" -V)" ] || "$python" -m venv --clear "$venv"
+# One of another Python is made anew, and so are those whose versions nobody pinned.
+if [ "$versions" != tested ] || [ "$("$venv/bin/python" -V 2>/dev/null)" != "$("$python" -V)" ]; then
+    "$python" -m venv --clear "$venv"
+fi
 set -- --quiet
 case $versions in
 tested)
