@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
-    document = json.loads((ROOT / "benchmarks/results/engine_h200.json").read_text(encoding="utf-8"))
+    document = json.loads(
+        (ROOT / "benchmarks/results/engine_h200.json").read_text(encoding="utf-8")
+    )
     runs: dict[str, list[dict[str, Any]]] = {"latency": [], "throughput": []}
     for run in document["runs"]:
         profile, _, load = run["label"].partition(", ")
@@ -28,7 +30,9 @@ def main() -> None:
         clients = [run["clients"] for run in points]
         speed.plot(clients, [run["audio_s_per_s"] for run in points], "o-", label=profile)
         wait.plot(clients, [run["ttfa_ms"]["p95"] for run in points], "o-", label=f"{profile}, p95")
-        wait.plot(clients, [run["ttfa_ms"]["mean"] for run in points], "o:", label=f"{profile}, mean")
+        wait.plot(
+            clients, [run["ttfa_ms"]["mean"] for run in points], "o:", label=f"{profile}, mean"
+        )
     speed.set_ylabel("audio seconds a second")
     wait.set_ylabel("first audio, ms")
     for axes in (speed, wait):

@@ -1,4 +1,6 @@
-"""Shared by all tests: golden folders, and one thread, so that two cores serve two test runs evenly."""
+"""Shared by all tests: golden folders, and one thread, so that two cores serve two test runs
+evenly.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a checkpoint that is complete, tiny and makes no sense, with the codec of the package."""
+    """Folder of a checkpoint that is complete, tiny and makes no sense, with the codec of the
+    package.
+    """
     folder = tmp_path_factory.mktemp("babble")
     make_babble(folder)
     (folder / "codec").symlink_to(builtin_model() / "codec")

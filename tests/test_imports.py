@@ -1,4 +1,6 @@
-"""Who may import whom: the rules of docs/architecture.md, checked on everything that an import reaches."""
+"""Who may import whom: the rules of docs/architecture.md, checked on everything that an import
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ FRONT_END = [
 
 
 def room_of(module: str) -> str | None:
-    """The folder or root module of `hocket` that `module` belongs to; None for the package itself and foreign code."""
+    """The folder or root module of `hocket` that `module` belongs to; None for the package itself
+    and foreign code.
+    """
     parts = module.split(".")
     return parts[1] if parts[0] == "hocket" and len(parts) > 1 else None
 
@@ -50,7 +54,9 @@ def test_no_room_imports_one_above_it(room: str) -> None:
         f"{module} imports {target}"
         for module in below(room)
         for target in imported(module)
-        if (other := room_of(target)) is not None and other != room and FLOOR_OF[other] >= FLOOR_OF[room]
+        if (other := room_of(target)) is not None
+        and other != room
+        and FLOOR_OF[other] >= FLOOR_OF[room]
     }
     assert not upward
 
@@ -61,7 +67,11 @@ def test_no_module_is_in_a_circle() -> None:
 
 def test_the_package_imports_neither_training_nor_benchmarks() -> None:
     for module in (name for name in modules() if name.startswith("hocket")):
-        assert not {target for target in imported(module) if target.startswith(("training", "benchmarks", "tests"))}
+        assert not {
+            target
+            for target in imported(module)
+            if target.startswith(("training", "benchmarks", "tests"))
+        }
 
 
 @pytest.mark.parametrize("module", below("engine"))

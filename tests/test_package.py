@@ -21,8 +21,16 @@ def test_a_wheel_holds_the_whole_model_and_no_more(tmp_path: Path) -> None:
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True, timeout=300)
     (wheel,) = tmp_path.iterdir()
     with zipfile.ZipFile(wheel) as archive:
-        names = {name.removeprefix("hocket/assets/mini/") for name in archive.namelist() if "assets/mini/" in name}
-        modes = {info.external_attr >> 16 & 0o444 for info in archive.infolist() if "assets/mini/" in info.filename}
+        names = {
+            name.removeprefix("hocket/assets/mini/")
+            for name in archive.namelist()
+            if "assets/mini/" in name
+        }
+        modes = {
+            info.external_attr >> 16 & 0o444
+            for info in archive.infolist()
+            if "assets/mini/" in info.filename
+        }
     folder = builtin_model()
     assert names == {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     talker = {"config.json", "model.safetensors", "tokenizer.json", "MODEL_CARD.md"}

@@ -39,7 +39,13 @@ def test_console_lines_run_in_order(tmp_path: Path) -> None:
     for line in script.strip().splitlines():
         command = re.sub(r"(^|\| )hocket ", lambda match: f"{match[1]}{hocket} ", line)
         done = subprocess.run(
-            command, check=False, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            command,
+            check=False,
+            shell=True,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     for name in ("hello.wav", "clone.flac", "more.mp3", "piped.opus", "hello.npy", "again.wav"):

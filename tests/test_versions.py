@@ -56,15 +56,27 @@ def test_lowest_versions_are_those_of_the_ranges() -> None:
 
 
 @pytest.mark.parametrize("version", [None, "3.10", "3.14"])
-def test_an_environment_says_in_one_line_what_is_missing(version: str | None, tmp_path: Path) -> None:
+def test_an_environment_says_in_one_line_what_is_missing(
+    version: str | None, tmp_path: Path
+) -> None:
     python = tmp_path / "python"
     if version is not None:
         python.write_text(f"#!/bin/sh\necho {version}\n", encoding="utf-8")
         python.chmod(0o755)
-    command = ["sh", str(ROOT / "constraints/install.sh"), str(python), str(tmp_path / "venv"), "torch"]
-    done = subprocess.run([*command, "", "", "tested"], check=False, capture_output=True, text=True, timeout=60)
+    command = [
+        "sh",
+        str(ROOT / "constraints/install.sh"),
+        str(python),
+        str(tmp_path / "venv"),
+        "torch",
+    ]
+    done = subprocess.run(
+        [*command, "", "", "tested"], check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
-    assert (f"there is no {python} here" if version is None else f"this is {version}") in done.stderr
+    assert (
+        f"there is no {python} here" if version is None else f"this is {version}"
+    ) in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -72,11 +84,11 @@ def test_a_recording_is_opened_as_this_pyav_wants(monkeypatch: pytest.MonkeyPatc
     """`metadata_errors` up to 18, which 19 refuses; the other one's way is not to be had here."""
     import av
 
-    from hocket import audio
+    from hocket.audio import io
 
     opened: dict[str, Any] = {}
     monkeypatch.setattr(av, "open", lambda *_, **keywords: opened.update(keywords))
-    audio.open_audio(b"")
+    io.open_audio(b"")
     major = int(av.__version__.split(".")[0])
     assert opened.get("metadata_errors") == (None if major >= 19 else "ignore")
     assert opened["options"] == {"protocol_whitelist": "none"}

@@ -1,10 +1,10 @@
 """The voice of the package, heard by a recogniser: the short form of `make voice-check`.
 
-Ten sentences that training never saw, at fixed seeds, are transcribed by Whisper tiny.en, which gets 1.3 % of the
-teacher's own words wrong. The bounds leave room for other processors, whose rounding may lead to other codes: over six
-sets of seeds the default voice had 1.3-10.3 % of its words wrong, emma 3.8-12.8 %. A talker whose matrices are
-disturbed by half their spread does not pass (399 %, and not all of it stops); sentences with their words in another
-order have 82 %.
+Ten sentences that training never saw, at fixed seeds, are transcribed by Whisper tiny.en, which
+gets 1.3 % of the teacher's own words wrong. The bounds leave room for other processors, whose
+rounding may lead to other codes: over six sets of seeds the default voice had 1.3-10.3 % of its
+words wrong, emma 3.8-12.8 %. A talker whose matrices are disturbed by half their spread does not
+pass (399 %, and not all of it stops); sentences with their words in another order have 82 %.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def voice(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def spoken(engine: Engine, recogniser: Recogniser, voice: str) -> Spoken:
     """Every check, said and heard once."""
-    requests = [SpeechRequest(text=check.text, voice=voice, seed=i) for i, check in enumerate(CHECKS)]
+    requests = [
+        SpeechRequest(text=check.text, voice=voice, seed=i) for i, check in enumerate(CHECKS)
+    ]
     speeches = engine.generate_many(requests)
     heard = [recogniser.words(to_recogniser(s.samples, s.sample_rate), "English") for s in speeches]
     return Spoken(CHECKS, speeches, heard)
@@ -76,6 +78,8 @@ def test_every_speech_ends_by_itself_and_in_time(spoken: Spoken) -> None:
 
 
 def test_other_words_would_not_pass(spoken: Spoken) -> None:
-    """The bound can fail: the same speech, held against the next sentence's words, is far from it."""
+    """The bound can fail: the same speech, held against the next sentence's words, is far
+    from it.
+    """
     others = [check.text for check in [*spoken.checks[1:], spoken.checks[0]]]
     assert word_error_rate(others, spoken.heard) > 0.8

@@ -73,8 +73,12 @@ def server() -> None:
                     assert time.monotonic() - begin < 300, f"no answer in 300 s\n{said}"
                     time.sleep(0.2)
             ready = time.monotonic() - begin
-            body = b'{"model": "hocket-mini", "input": "Hello from Hocket.", "response_format": "wav"}'
-            request = urllib.request.Request(f"{url}/v1/audio/speech", body, {"Content-Type": "application/json"})
+            body = (
+                b'{"model": "hocket-mini", "input": "Hello from Hocket.", "response_format": "wav"}'
+            )
+            request = urllib.request.Request(
+                f"{url}/v1/audio/speech", body, {"Content-Type": "application/json"}
+            )
             with urllib.request.urlopen(request, timeout=300) as answer:
                 wav = answer.read()
             assert wav.startswith(b"RIFF")

@@ -44,14 +44,20 @@ def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 def ema_weights(folder: Path) -> dict[str, Tensor]:
     """The EMA codec's state dict from an OUT folder."""
     tensors, _ = read_parts(folder)
-    return {name.removeprefix("ema."): tensor for name, tensor in tensors.items() if name.startswith("ema.")}
+    return {
+        name.removeprefix("ema."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("ema.")
+    }
 
 
 def read_parts(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and numbers of an OUT folder."""
     files = sorted(folder.glob("part-*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{folder} holds no part-*.safetensors; give the OUT folder of train_codec")
+        raise FileNotFoundError(
+            f"{folder} holds no part-*.safetensors; give the OUT folder of train_codec"
+        )
     with safe_open(files[0], "pt") as file:
         numbers = file.metadata()
     return {name: tensor for file in files for name, tensor in load_file(file).items()}, numbers

@@ -21,7 +21,8 @@ _SENTENCES, _TEXTS_PER_LENGTH, _SEED = 100, 5, 2026
 #: A text that is shorter than the shortest sentence is the beginning of one.
 _SHORTEST_SENTENCE = 5
 _WORDS = (
-    "No", "Hi!", "seven", "Yes.", "Hello!", "Thanks.", "water", "Monday", "eleven", "Stop!", "Please.", "window",
+    "No", "Hi!", "seven", "Yes.", "Hello!", "Thanks.", "water", "Monday", "eleven", "Stop!",
+    "Please.", "window",
     "Tomorrow.", "Goodbye.", "green", "kitchen", "Why?", "Okay.", "telephone", "London",
 )  # fmt: skip
 
@@ -40,7 +41,9 @@ def choose_texts() -> dict[Kind, list[str]]:
     sentences = HARVARD.read_text(encoding="utf-8").splitlines()
     rng.shuffle(sentences)
     rest = sentences[_SENTENCES:]
-    lengths = [_exactly(n, rest, rng) for n in range(1, MAX_WORDS + 1) for _ in range(_TEXTS_PER_LENGTH)]
+    lengths = [
+        _exactly(n, rest, rng) for n in range(1, MAX_WORDS + 1) for _ in range(_TEXTS_PER_LENGTH)
+    ]
     return {"sentence": sentences[:_SENTENCES], "length": lengths, "word": list(_WORDS)}
 
 
@@ -59,7 +62,9 @@ def _exactly(words: int, sentences: list[str], rng: random.Random) -> str:
 def read_checks(kind: Kind, count: int | None = None, path: Path = CHECKS) -> list[Check]:
     """The first `count` (or all) checks of a kind."""
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Check(kind, float(seconds), text) for name, seconds, text in rows if name == kind][:count]
+    return [Check(kind, float(seconds), text) for name, seconds, text in rows if name == kind][
+        :count
+    ]
 
 
 def write_checks(checks: list[Check], path: Path = CHECKS) -> None:

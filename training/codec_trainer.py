@@ -25,7 +25,13 @@ from training.export import load_codec
 from training.graph import Captured, new_pool
 from training.losses import SpectralLoss, adversarial_loss, discriminator_loss, feature_loss
 from training.optimise import adamw, average_share, lr_share, move_average
-from training.quantise import Codebooks, Quantised, initialise_codebooks, initialise_projections, quantise
+from training.quantise import (
+    Codebooks,
+    Quantised,
+    initialise_codebooks,
+    initialise_projections,
+    quantise,
+)
 from training.recipe import Recipe, TrainConfig
 
 Phase = Literal["reconstruct", "adversarial"]
@@ -80,8 +86,12 @@ def new_codec(model: dict[str, Any], layer_scale: float) -> MossCodec:
             nn.init.constant_(module.scale1, layer_scale)
             nn.init.constant_(module.scale2, layer_scale)
     last = [stage for stage in codec.decoder if isinstance(stage, CodecTransformer)][-1]
-    assert last.output_proj is not None, "the last decoder stage of a v2 codec has an output projection"
-    last.output_proj = Float32Linear(last.output_proj.in_features, last.output_proj.out_features, bias=False)
+    assert last.output_proj is not None, (
+        "the last decoder stage of a v2 codec has an output projection"
+    )
+    last.output_proj = Float32Linear(
+        last.output_proj.in_features, last.output_proj.out_features, bias=False
+    )
     codec.requires_grad_(True)
     for level in codec.quantizer.levels:
         level.codebook.requires_grad_(False)
@@ -119,7 +129,14 @@ class CodecTrainer:
     valid; only the decoder learns, from the codes that the product makes.
     """
 
-    def __init__(self, recipe: Recipe, device: torch.device, bank: SpeechBank, *, frozen_encoder: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        bank: SpeechBank,
+        *,
+        frozen_encoder: bool = False,
+    ) -> None:
         self.recipe, self.config, self.device, self.bank = recipe, recipe.train, device, bank
         self.frozen_encoder = frozen_encoder
         torch.manual_seed(self.config.seed)
@@ -134,8 +151,12 @@ class CodecTrainer:
             for module in (self.codec.encoder, self.codec.quantizer, self.phoneme_head):
                 module.requires_grad_(False)
         self.dials = Dials.on(device)
-        self.generator_side = optimizer([self.codec, self.phoneme_head], self.dials.generator_lr, self.config)
-        self.discriminator_side = optimizer([self.discriminator], self.dials.discriminator_lr, self.config)
+        self.generator_side = optimizer(
+            [self.codec, self.phoneme_head], self.dials.generator_lr, self.config
+        )
+        self.discriminator_side = optimizer(
+            [self.discriminator], self.dials.discriminator_lr, self.config
+        )
         self.steps = 0
         #: Training time of all runs together.
         self.seconds = 0.0
@@ -159,18 +180,26 @@ class CodecTrainer:
 
     def state(self) -> dict[str, Any]:
         parts = (*_MODULES, "generator_side", "discriminator_side")
-        return {name: getattr(self, name).state_dict() for name in parts} | {n: getattr(self, n) for n in _NUMBERS}
+        return {name: getattr(self, name).state_dict() for name in parts} | {
+            n: getattr(self, n) for n in _NUMBERS
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Resume from `state()`. Raises ValueError when that run had the other `frozen_encoder`."""
         if state["frozen_encoder"] != self.frozen_encoder:
-            raise ValueError(f"the checkpoint has frozen_encoder={state['frozen_encoder']}; give another WORK folder")
+            raise ValueError(
+                f"the checkpoint has frozen_encoder={state['frozen_encoder']}; give another WORK "
+                "folder"
+            )
         for name, value in state.items():
             if name in _NUMBERS:
                 setattr(self, name, value)
             else:
                 getattr(self, name).load_state_dict(value)
-        sides = ((self.generator_side, self.dials.generator_lr), (self.discriminator_side, self.dials.discriminator_lr))
+        sides = (
+            (self.generator_side, self.dials.generator_lr),
+            (self.discriminator_side, self.dials.discriminator_lr),
+        )
         for side, dial in sides:
             for group in side.param_groups:
                 group["lr"] = dial
@@ -196,9 +225,16 @@ class CodecTrainer:
         """
         tensors, numbers = read_parts(folder)
         for target, module in {"codec": "ema", **{name: name for name in _PART_DTYPES}}.items():
-            state = {k.removeprefix(f"{module}."): v for k, v in tensors.items() if k.startswith(f"{module}.")}
+            state = {
+                k.removeprefix(f"{module}."): v
+                for k, v in tensors.items()
+                if k.startswith(f"{module}.")
+            }
             getattr(self, target).load_state_dict(state)
-        self.steps, self.adversarial_steps = int(numbers["steps"]), int(numbers["adversarial_steps"])
+        self.steps, self.adversarial_steps = (
+            int(numbers["steps"]),
+            int(numbers["adversarial_steps"]),
+        )
         self.seconds = float(numbers["seconds"])
         self.fresh = False
 
@@ -209,7 +245,9 @@ class CodecTrainer:
         Raises ValueError when the checkpoint has another architecture than the recipe.
         """
         if MossCodecConfig.from_dict(read_config(folder)) != self.codec.config:
-            raise ValueError(f"{folder} has another architecture than the recipe's `model`; give its --config")
+            raise ValueError(
+                f"{folder} has another architecture than the recipe's `model`; give its --config"
+            )
         weights = load_codec(folder, self.device).state_dict()
         self.codec.load_state_dict(weights)
         self.ema.load_state_dict(weights)
@@ -222,10 +260,14 @@ class CodecTrainer:
         in range.
         """
         if self.frozen_encoder:
-            raise ValueError("a frozen encoder must be trained; start from a checkpoint or resume a run")
+            raise ValueError(
+                "a frozen encoder must be trained; start from a checkpoint or resume a run"
+            )
         wave_BS = self._sample().wave
         last = [stage for stage in self.codec.encoder if isinstance(stage, CodecTransformer)][-1]
-        assert last.output_proj is not None, "the last encoder stage of a v2 codec has an output projection"
+        assert last.output_proj is not None, (
+            "the last encoder stage of a v2 codec has an output projection"
+        )
         latent_BTD = self.codec.encode_latent(wave_BS[:, None])
         last.output_proj.weight.div_(latent_BTD.square().mean().sqrt())
         initialise_codebooks(self.codec.quantizer, self.codec.encode_latent(wave_BS[:, None]))
@@ -245,7 +287,9 @@ class CodecTrainer:
         updates.
         """
         self.prepare()
-        self.captures[phase] = Captured(partial(self.update, phase), device=self.device, pool=self._pool)
+        self.captures[phase] = Captured(
+            partial(self.update, phase), device=self.device, pool=self._pool
+        )
         return self.captures[phase].seconds
 
     def step(self) -> dict[str, Tensor]:
@@ -303,7 +347,9 @@ class CodecTrainer:
 
     def _sample(self) -> Segments:
         config = self.config
-        return self.bank.sample(config.batch, config.segment_frames, self.frame_samples, config.gain_db)
+        return self.bank.sample(
+            config.batch, config.segment_frames, self.frame_samples, config.gain_db
+        )
 
     def _autocast(self, enabled: bool = True) -> torch.autocast:
         on = enabled and self.device.type == "cuda"
@@ -317,7 +363,9 @@ class CodecTrainer:
         learns = torch.is_grad_enabled() and not self.frozen_encoder
         with torch.set_grad_enabled(learns), self._autocast(not self.frozen_encoder):
             latent_BTD = codec.encode_latent(wave_BS[:, None])
-            return quantise(codec.quantizer, latent_BTD, levels_B, first_levels=self.config.phoneme_levels)
+            return quantise(
+                codec.quantizer, latent_BTD, levels_B, first_levels=self.config.phoneme_levels
+            )
 
     def _decoded(self, codec: MossCodec, found: Quantised) -> Tensor:
         with self._autocast():
@@ -334,7 +382,9 @@ class CodecTrainer:
         size = len(batch.wave)
         levels_B = torch.full((size,), codec.config.n_codebooks, device=self.device)
         fewer_B = torch.randint(1, codec.config.n_codebooks + 1, (size,), device=self.device)
-        levels_B = torch.where(torch.rand(size, device=self.device) < config.level_dropout, fewer_B, levels_B)
+        levels_B = torch.where(
+            torch.rand(size, device=self.device) < config.level_dropout, fewer_B, levels_B
+        )
         found = self._quantised(codec, batch.wave, levels_B)
         output_BS = self._decoded(codec, found)
         mel, stft = self.spectral(output_BS, batch.wave)
@@ -372,7 +422,10 @@ class CodecTrainer:
             with torch.no_grad():
                 _, real_features = self.discriminator(target_BS)
         self.discriminator.requires_grad_(True)
-        return {"adversarial": adversarial_loss(fake_scores), "features": feature_loss(real_features, fake_features)}
+        return {
+            "adversarial": adversarial_loss(fake_scores),
+            "features": feature_loss(real_features, fake_features),
+        }
 
     def _update_generator(self, losses: dict[str, Tensor]) -> None:
         """One optimiser step on the weighted sum of `losses`; adds `grad_norm` and `total`."""
@@ -403,7 +456,9 @@ class CodecTrainer:
         """EMA figures on held-out segments, and [2, S] of originals above reconstructions to listen
         to.
         """
-        batch = self.bank.validation(self.config.validation_segments, self.config.segment_frames, self.frame_samples)
+        batch = self.bank.validation(
+            self.config.validation_segments, self.config.segment_frames, self.frame_samples
+        )
         output_BS, found = self.reconstruct(self.ema, batch.wave)
         mel, stft = self.spectral(output_BS, batch.wave)
         figures = {"mel": mel.item(), "stft": stft.item()}

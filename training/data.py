@@ -60,14 +60,22 @@ class SpeechBank:
         self.frames = len(labels_F)
         self.validation_frames = int(validation_seconds * SAMPLE_RATE / FRAME_SAMPLES)
         if self.frames < 2 * self.validation_frames:
-            raise ValueError(f"the data has {60 * self.hours:.1f} minutes; make at least {validation_seconds / 30:.0f}")
+            raise ValueError(
+                f"the data has {60 * self.hours:.1f} minutes; make at least "
+                f"{validation_seconds / 30:.0f}"
+            )
 
     @classmethod
-    def read(cls, folders: Sequence[Path], device: torch.device, *, validation_seconds: float) -> SpeechBank:
+    def read(
+        cls, folders: Sequence[Path], device: torch.device, *, validation_seconds: float
+    ) -> SpeechBank:
         """DATA folders one after another, up to their last complete line; validation comes from the
         first.
         """
-        ends = [max(line["start"] + line["samples"] for line in complete_lines(folder)) for folder in folders]
+        ends = [
+            max(line["start"] + line["samples"] for line in complete_lines(folder))
+            for folder in folders
+        ]
         frames = [end // FRAME_SAMPLES for end in ends]
         pcm_S = torch.empty(sum(frames) * FRAME_SAMPLES, dtype=torch.int16, device=device)
         labels_F = torch.empty(sum(frames), dtype=torch.uint8, device=device)
@@ -87,7 +95,9 @@ class SpeechBank:
     def hours(self) -> float:
         return len(self.pcm_S) / SAMPLE_RATE / 3600
 
-    def sample(self, batch: int, frames: int, frame_samples: int, gain_db: tuple[float, float]) -> Segments:
+    def sample(
+        self, batch: int, frames: int, frame_samples: int, gain_db: tuple[float, float]
+    ) -> Segments:
         """Random training segments of `frames` codec frames, each at a random gain, chosen on the
         device.
         """
@@ -107,6 +117,12 @@ class SpeechBank:
         device = self.pcm_S.device
         samples_S = torch.arange(frames * frame_samples, device=device)
         wave_BS = self.pcm_S[starts_B[:, None] * FRAME_SAMPLES + samples_S].float() / 32768
-        centres_L = (2 * torch.arange(LABELS_PER_FRAME, device=device) + 1) * frame_samples // (2 * LABELS_PER_FRAME)
-        offsets_TL = (torch.arange(frames, device=device)[:, None] * frame_samples + centres_L) // FRAME_SAMPLES
+        centres_L = (
+            (2 * torch.arange(LABELS_PER_FRAME, device=device) + 1)
+            * frame_samples
+            // (2 * LABELS_PER_FRAME)
+        )
+        offsets_TL = (
+            torch.arange(frames, device=device)[:, None] * frame_samples + centres_L
+        ) // FRAME_SAMPLES
         return Segments(wave_BS, self.labels_F[starts_B[:, None, None] + offsets_TL].long())

@@ -25,7 +25,9 @@ class DiscriminatorConfig(StrictModel):
     spectral_channels: tuple[int, ...]
 
 
-def _conv(in_channels: int, out_channels: int, kernel: tuple[int, int], stride: tuple[int, int] = (1, 1)) -> nn.Module:
+def _conv(
+    in_channels: int, out_channels: int, kernel: tuple[int, int], stride: tuple[int, int] = (1, 1)
+) -> nn.Module:
     padding = (kernel[0] // 2, kernel[1] // 2)
     return weight_norm(nn.Conv2d(in_channels, out_channels, kernel, stride, padding))
 
@@ -70,7 +72,10 @@ class SpectralDiscriminator(nn.Module):
         super().__init__()
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
         widths = (2, *channels)
-        layers = [_conv(widths[i], widths[i + 1], (3, 7) if i == 0 else (3, 5), (1, 2)) for i in range(len(channels))]
+        layers = [
+            _conv(widths[i], widths[i + 1], (3, 7) if i == 0 else (3, 5), (1, 2))
+            for i in range(len(channels))
+        ]
         self.stack = _Convolutions(layers, channels[-1])
 
     def forward(self, wave_BS: Tensor) -> tuple[Tensor, list[Tensor]]:

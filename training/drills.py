@@ -32,7 +32,13 @@ def frequent_words(count: int) -> list[str]:
     for line in _lines(*_WORDS):
         word = line.partition(" ")[0]
         vowel = any(letter in "aeiouy" for letter in word)
-        if word.isascii() and word.isalpha() and vowel and word not in vulgar and (len(word) > 1 or word in _LETTERS):
+        if (
+            word.isascii()
+            and word.isalpha()
+            and vowel
+            and word not in vulgar
+            and (len(word) > 1 or word in _LETTERS)
+        ):
             words.append(word)
         if len(words) == count:
             return words
@@ -47,7 +53,10 @@ def _company(words: list[str], rng: random.Random) -> str:
     elif style < 0.85:
         line = " ".join(words)
     else:
-        line = " ".join(word + rng.choice(("", "", "", ",", ";", ",")) for word in words[:-1]) + f" {words[-1]}"
+        line = (
+            " ".join(word + rng.choice(("", "", "", ",", ";", ",")) for word in words[:-1])
+            + f" {words[-1]}"
+        )
     end = rng.choice((".", ".", ".", "?", "!", ""))
     return (line[0].upper() + line[1:] if rng.random() < 0.7 else line) + end
 

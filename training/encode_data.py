@@ -41,7 +41,11 @@ def pack_codes(codes_TN: NDArray[np.uint16]) -> NDArray[np.uint8]:
 def unpack_codes(packed: NDArray[np.uint8], frames: int, codebooks: int) -> NDArray[np.uint16]:
     """The inverse of `pack_codes`: uint16 [frames, codebooks]."""
     bits = np.unpackbits(packed, count=frames * codebooks * 10).reshape(-1, 10).astype(np.uint16)
-    return (bits << np.arange(9, -1, -1, dtype=np.uint16)).sum(1, dtype=np.uint16).reshape(frames, codebooks)
+    return (
+        (bits << np.arange(9, -1, -1, dtype=np.uint16))
+        .sum(1, dtype=np.uint16)
+        .reshape(frames, codebooks)
+    )
 
 
 @torch.inference_mode()
@@ -54,7 +58,9 @@ def encode(
     Utterances alike in length go together: one upload and one download per batch, nothing per
     utterance on the device.
     """
-    codes: list[NDArray[np.uint16]] = [np.empty((0, codec.config.n_codebooks), np.uint16)] * len(places)
+    codes: list[NDArray[np.uint16]] = [np.empty((0, codec.config.n_codebooks), np.uint16)] * len(
+        places
+    )
     frame_samples = codec.config.frame_samples
     frames = [samples // frame_samples for _, samples in places]
     order = sorted((i for i in range(len(places)) if frames[i] > 0), key=frames.__getitem__)
@@ -82,12 +88,16 @@ def _encode_padded(codec: MossCodec, pcm_BS: Tensor, counts_B: Tensor) -> Tensor
     for i, chunk_BS in enumerate(torch.split(pcm_BS, WHOLE_CHUNK_FRAMES * frame_samples, dim=1)):
         frames = chunk_BS.shape[1] // frame_samples
         left_B = (counts_B - i * WHOLE_CHUNK_FRAMES).clamp(0, frames)
-        codes.append(codec.encode(chunk_BS[:, None].float() / 32768, state, rows_B, left_B * frame_samples))
+        codes.append(
+            codec.encode(chunk_BS[:, None].float() / 32768, state, rows_B, left_B * frame_samples)
+        )
     return torch.cat(codes, dim=1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--codec", type=Path, required=True, help="folder written by export")
     parser.add_argument("--out", type=Path, required=True)
@@ -102,7 +112,9 @@ def main() -> None:
     frame = 0
     with lzma.open(args.out / f"{LINES}.xz", "wt", encoding="utf-8") as file:
         for line, codes_TN in zip(lines, codes, strict=True):
-            row = {"first": frame, "frames": len(codes_TN)} | {key: line[key] for key in ("text", "voice", "speed")}
+            row = {"first": frame, "frames": len(codes_TN)} | {
+                key: line[key] for key in ("text", "voice", "speed")
+            }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             frame += len(codes_TN)
     joined = np.concatenate(codes)

@@ -39,7 +39,11 @@ from training.trial import REFERENCE_SECONDS
 
 
 def load_teacher(folder: Path) -> Teacher:
-    return Teacher(folder / PACK, folder / CONFIG_FILE, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return Teacher(
+        folder / PACK,
+        folder / CONFIG_FILE,
+        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+    )
 
 
 def write_lengths(teacher_dir: Path, batch_frames: int) -> None:
@@ -53,7 +57,9 @@ def write_lengths(teacher_dir: Path, batch_frames: int) -> None:
     write_checks(checks)
 
 
-def speak(teacher_dir: Path, voices: list[str], sentences: int, out: Path, batch_frames: int) -> None:
+def speak(
+    teacher_dir: Path, voices: list[str], sentences: int, out: Path, batch_frames: int
+) -> None:
     """Record the first sentences of the checks by every voice, and its reference, unless they are
     there.
     """
@@ -63,7 +69,9 @@ def speak(teacher_dir: Path, voices: list[str], sentences: int, out: Path, batch
     for voice in voices:
         # The words depend on the voice alone, not on those that are recorded with it.
         words = REFERENCE_TEXTS[sorted(styles).index(voice) % len(REFERENCE_TEXTS)]
-        new = recordings.speak(teacher, voice, styles[voice], [words, *texts], batch_frames=batch_frames)
+        new = recordings.speak(
+            teacher, voice, styles[voice], [words, *texts], batch_frames=batch_frames
+        )
         recordings.write_reference(voice, words)
         print(f"{voice}: {new} new recordings", flush=True)
 
@@ -73,7 +81,9 @@ def judge_recordings(folder: Path, voices: list[str], sentences: int, judge: str
     recordings, panel = Recordings(folder), Panel(Recogniser(judge))
     for voice in voices:
         recordings.target(panel, voice)
-        print(voice, recordings.judged(panel, voice, read_checks("sentence", sentences)), flush=True)
+        print(
+            voice, recordings.judged(panel, voice, read_checks("sentence", sentences)), flush=True
+        )
     recordings.keep(KEPT, DataConfig.load().held_out_voices, REFERENCE_SECONDS)
 
 
@@ -96,29 +106,44 @@ class CodecJudge:
         self._of_original = self._of_original or judged
         report: dict[str, Any] = {}
         for name, is_default in (("default", True), ("held_out", False)):
-            part = [i for i, (voice, _, _) in enumerate(self.originals) if (voice == self.default_voice) == is_default]
+            part = [
+                i
+                for i, (voice, _, _) in enumerate(self.originals)
+                if (voice == self.default_voice) == is_default
+            ]
             spectra = [self._spectra(waves[i], self.originals[i][2]) for i in part]
             likeness = [float(judged[i].embedding @ self._of_original[i].embedding) for i in part]
             mel, stft = np.mean(spectra, axis=0)
             means = {"likeness": np.mean(likeness), "mel": mel, "stft": stft}
             rounded = {key: round(float(value), 4) for key, value in means.items()}
             report[name] = asdict(Figures.of([judged[i] for i in part])) | rounded
-        report["heard"] = [{"said": j.said, "heard": j.heard} for j in judged if j.said.split() != j.heard.split()]
+        report["heard"] = [
+            {"said": j.said, "heard": j.heard} for j in judged if j.said.split() != j.heard.split()
+        ]
         return report
 
     def _spectra(self, wave_S: Wave, original_S: Wave) -> tuple[float, float]:
-        mel, stft = self._spectral(torch.from_numpy(wave_S)[None], torch.from_numpy(original_S)[None])
+        mel, stft = self._spectral(
+            torch.from_numpy(wave_S)[None], torch.from_numpy(original_S)[None]
+        )
         return float(mel), float(stft)
 
 
 def reconstruct(codec: MossCodec, wave_S: Wave, codebooks: int) -> Wave:
-    return codec.decode_whole(codec.encode_whole(torch.from_numpy(wave_S)[None], codebooks))[0].numpy()
+    return codec.decode_whole(codec.encode_whole(torch.from_numpy(wave_S)[None], codebooks))[
+        0
+    ].numpy()
 
 
-def evaluate(recordings: Path, checkpoint: Path, sentences: int, out: Path, wavs: Path | None) -> None:
+def evaluate(
+    recordings: Path, checkpoint: Path, sentences: int, out: Path, wavs: Path | None
+) -> None:
     codec, config = load_codec(checkpoint, torch.device("cpu")), DataConfig.load()
     frame = codec.config.frame_samples
-    shares = {config.default_voice: 1, **dict.fromkeys(config.held_out_voices, len(config.held_out_voices))}
+    shares = {
+        config.default_voice: 1,
+        **dict.fromkeys(config.held_out_voices, len(config.held_out_voices)),
+    }
     originals = []
     for voice, share in shares.items():
         for check in read_checks("sentence", sentences // share):
@@ -127,7 +152,9 @@ def evaluate(recordings: Path, checkpoint: Path, sentences: int, out: Path, wavs
     judge = CodecJudge(originals, config.default_voice)
     report = {"teacher": judge.judge([wave_S for _, _, wave_S in originals])}
     _show("teacher", report["teacher"])
-    for codebooks in sorted({codec.config.n_codebooks, *range(4, codec.config.n_codebooks, 2)}, reverse=True):
+    for codebooks in sorted(
+        {codec.config.n_codebooks, *range(4, codec.config.n_codebooks, 2)}, reverse=True
+    ):
         start = time.monotonic()
         waves = [reconstruct(codec, wave_S, codebooks) for _, _, wave_S in originals]
         seconds = time.monotonic() - start
@@ -154,13 +181,17 @@ def _show(name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     lengths = commands.add_parser("lengths")
     speaking = commands.add_parser("speak")
     for command in (lengths, speaking):
         command.add_argument("--teacher", type=Path, required=True)
-        command.add_argument("--batch-frames", type=int, default=1000, help="frames of 25 ms spoken together")
+        command.add_argument(
+            "--batch-frames", type=int, default=1000, help="frames of 25 ms spoken together"
+        )
     speaking.add_argument("--out", type=Path, required=True)
     hearing = commands.add_parser("judge")
     hearing.add_argument("--recordings", type=Path, required=True)

@@ -54,10 +54,14 @@ def export_codec(
         else:
             value = weights[entry.parameter]
         matrix = value.dim() > 1 and not owner.startswith("quantizer")
-        stored[entry.names[0]] = value.reshape(entry.shape).to(dtype if matrix else torch.float32).contiguous()
+        stored[entry.names[0]] = (
+            value.reshape(entry.shape).to(dtype if matrix else torch.float32).contiguous()
+        )
     if frozen is not None:
         kept = load_file(frozen / MODEL_FILE)
-        stored |= {name: kept[name] for name in stored if name.startswith(("encoder.", "quantizer."))}
+        stored |= {
+            name: kept[name] for name in stored if name.startswith(("encoder.", "quantizer."))
+        }
     target.mkdir(parents=True, exist_ok=True)
     save_file(stored, target / MODEL_FILE, metadata={"format": "pt"})
     (target / "config.json").write_text(json.dumps(model, indent=1) + "\n", encoding="utf-8")
@@ -74,7 +78,9 @@ def load_codec(folder: Path, device: torch.device) -> MossCodec:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source", type=Path, required=True, help="OUT folder of train_codec")
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--config", type=Path, default=CONFIG)
@@ -87,7 +93,13 @@ def main() -> None:
     )
     args = parser.parse_args()
     dtype = torch.float32 if args.fp32 else torch.bfloat16
-    export_codec(ema_weights(args.source), Recipe.load(args.config).model, args.target, dtype, frozen=args.frozen)
+    export_codec(
+        ema_weights(args.source),
+        Recipe.load(args.config).model,
+        args.target,
+        dtype,
+        frozen=args.frozen,
+    )
     codec = load_codec(args.target, torch.device("cpu"))
     size = (args.target / MODEL_FILE).stat().st_size
     count = sum(p.numel() for p in codec.parameters())

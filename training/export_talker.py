@@ -63,15 +63,22 @@ def export_talker(
         save_file(shard, target / name, metadata={"format": "pt"})
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in stored.values())},
-        "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
+        "weight_map": {
+            key: name for name, shard in zip(names, shards, strict=True) for key in shard
+        },
     }
-    (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    (target / "model.safetensors.index.json").write_text(
+        json.dumps(index, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def _shards(stored: dict[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in stored.items():
-        if shards[-1] and sum(held.nbytes for held in shards[-1].values()) + tensor.nbytes > shard_bytes:
+        if (
+            shards[-1]
+            and sum(held.nbytes for held in shards[-1].values()) + tensor.nbytes > shard_bytes
+        ):
             shards.append({})
         shards[-1][name] = tensor
     return shards
@@ -82,17 +89,26 @@ def load_talker(folder: Path, dtype: torch.dtype, device: torch.device) -> MossL
     config = MossLocalConfig.from_dict(read_config(folder))
     with torch.device("meta"):
         talker = MossLocalTalker(config)
-    load_weights(talker, folder, talker_weight_table(config, dtype), device=device, tied=tied_copies(config))
+    load_weights(
+        talker, folder, talker_weight_table(config, dtype), device=device, tied=tied_copies(config)
+    )
     return talker
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--target", type=Path, required=True)
     args = parser.parse_args()
     talker = load_talker(args.source, torch.float32, torch.device("cpu"))
-    export_talker(dict(talker.state_dict()), read_config(args.source), args.source / "tokenizer.json", args.target)
+    export_talker(
+        dict(talker.state_dict()),
+        read_config(args.source),
+        args.source / "tokenizer.json",
+        args.target,
+    )
     size = (args.target / "model.safetensors").stat().st_size
     count = sum(p.numel() for p in talker.parameters())
     print(f"{count:,} parameters, {size:,} bytes in {args.target}")

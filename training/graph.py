@@ -84,7 +84,9 @@ class Captured:
             self._graph, self._outputs = self._capture(device, pool)
             self.seconds = time.monotonic() - start
 
-    def _capture(self, device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]:
+    def _capture(
+        self, device: torch.device, pool: Any
+    ) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]:
         stream, current = _stream(device), torch.cuda.current_stream(device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -113,7 +115,8 @@ class Captured:
         for place, given in zip(self._inputs, inputs, strict=True):
             if (given.shape, given.dtype) != (place.shape, place.dtype):
                 raise ValueError(
-                    f"captured for {place.dtype} {list(place.shape)}, called with {given.dtype} {list(given.shape)}; "
+                    f"captured for {place.dtype} {list(place.shape)}, called with {given.dtype} "
+                    f"{list(given.shape)}; "
                     "make a Captured per shape"
                 )
             place.copy_(given, non_blocking=True)

@@ -69,7 +69,9 @@ class Recogniser:
         from whisper_normalizer.english import EnglishTextNormalizer
 
         self.name = name
-        self._model = WhisperModel(str(RECOGNISERS[name]()), device="cpu", compute_type="int8", cpu_threads=threads)
+        self._model = WhisperModel(
+            str(RECOGNISERS[name]()), device="cpu", compute_type="int8", cpu_threads=threads
+        )
         self._normal = EnglishTextNormalizer()
 
     def words(self, wave_S: Wave) -> str:

@@ -27,7 +27,9 @@ def mel_filters(bands: int, n_fft: int, sample_rate: int) -> Tensor:
     edges_hz = 700 * (10 ** (torch.linspace(0, top_mel, bands + 2, dtype=torch.float64) / 2595) - 1)
     bins_hz = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)[:, None]
     low, middle, high = edges_hz[:-2], edges_hz[1:-1], edges_hz[2:]
-    filters = torch.minimum((bins_hz - low) / (middle - low), (high - bins_hz) / (high - middle)).clamp(min=0)
+    filters = torch.minimum(
+        (bins_hz - low) / (middle - low), (high - bins_hz) / (high - middle)
+    ).clamp(min=0)
     # A band narrower than a bin may miss every bin: give it the bin nearest to its middle.
     nearest = (bins_hz - middle).abs().argmin(dim=0)
     empty = filters.sum(dim=0) == 0
@@ -55,7 +57,9 @@ class SpectralLoss(nn.Module):
         super().__init__()
         for window, bands in MEL_SCALES:
             self.register_buffer(f"window_{window}", torch.hann_window(window), persistent=False)
-            self.register_buffer(f"mel_{window}", mel_filters(bands, window, sample_rate), persistent=False)
+            self.register_buffer(
+                f"mel_{window}", mel_filters(bands, window, sample_rate), persistent=False
+            )
 
     def forward(self, output_BS: Tensor, target_BS: Tensor) -> tuple[Tensor, Tensor]:
         """(mel, stft) losses of float32 waveforms."""
@@ -84,7 +88,10 @@ def _log(magnitude: Tensor) -> Tensor:
 
 def discriminator_loss(real: list[Tensor], fake: list[Tensor]) -> Tensor:
     """Least squares: real scores towards 1, fake ones towards 0; mean over discriminators."""
-    terms = [(1 - r.float()).square().mean() + f.float().square().mean() for r, f in zip(real, fake, strict=True)]
+    terms = [
+        (1 - r.float()).square().mean() + f.float().square().mean()
+        for r, f in zip(real, fake, strict=True)
+    ]
     return torch.stack(terms).mean()
 
 

@@ -107,7 +107,10 @@ def write_phonemes(config: DataConfig, out: Path) -> None:
         for line, american, british in rows:
             row = {"kind": line.kind, "text": line.text, "us": american, "gb": british}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    print(f"{len(texts)} lines, {sum(map(len, texts)):,} characters, {out.stat().st_size:,} bytes in {out}")
+    print(
+        f"{len(texts)} lines, {sum(map(len, texts)):,} characters, {out.stat().st_size:,} bytes in "
+        f"{out}"
+    )
 
 
 class Casting:
@@ -115,7 +118,9 @@ class Casting:
 
     def __init__(self, config: DataConfig, voices: dict[str, NDArray[np.float32]]) -> None:
         self.config = config
-        self.voices = {name: voice for name, voice in voices.items() if name not in config.held_out_voices}
+        self.voices = {
+            name: voice for name, voice in voices.items() if name not in config.held_out_voices
+        }
         weights = np.array([config.favourite_voices.get(name, 1.0) for name in self.voices])
         self._probability = weights / weights.sum()
         # Every process has the same blends: a speaker is known by its weights.
@@ -138,7 +143,11 @@ class Casting:
             blend = self.blends[int(rng.integers(len(self.blends)))]
         else:
             blend = {names[int(rng.choice(len(names), p=self._probability))]: 1.0}
-        speed = 1.0 if rng.random() < config.plain_speed_fraction else round(float(rng.uniform(*config.speed_range)), 3)
+        speed = (
+            1.0
+            if rng.random() < config.plain_speed_fraction
+            else round(float(rng.uniform(*config.speed_range)), 3)
+        )
         return blend, speed
 
     def line(self, texts: dict[str, str], blend: dict[str, float], speed: float) -> Line:
@@ -146,7 +155,9 @@ class Casting:
         British).
         """
         phonemes = texts["gb" if next(iter(blend)).startswith("b") else "us"]
-        styles = [share * style_row(self.voices[name], len(phonemes)) for name, share in blend.items()]
+        styles = [
+            share * style_row(self.voices[name], len(phonemes)) for name, share in blend.items()
+        ]
         return Line(phonemes, np.sum(styles, axis=0, dtype=np.float32), speed)
 
 
@@ -167,7 +178,9 @@ def _rounds(
 ) -> Iterator[list[dict[str, str]]]:
     """Yield rounds of about `size` lines in which each kind has its share of the seconds."""
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in shares}
-    rate = {k: shares[k] / np.mean([_spoken_seconds(line["us"]) for line in by_kind[k]]) for k in shares}
+    rate = {
+        k: shares[k] / np.mean([_spoken_seconds(line["us"]) for line in by_kind[k]]) for k in shares
+    }
     counts = {kind: max(1, round(size * rate[kind] / sum(rate.values()))) for kind in shares}
     supply = {kind: _passes(by_kind[kind], rng) for kind in shares}
     while True:
@@ -228,7 +241,10 @@ def write_speech(
                     heard.append(spoken.samples)
             seconds = time.monotonic() - start
             rate = (done - first) / SAMPLE_RATE / seconds
-            print(f"{seconds:.1f} s: {done / SAMPLE_RATE / 3600:.2f} h, {rate:.0f} x real time", flush=True)
+            print(
+                f"{seconds:.1f} s: {done / SAMPLE_RATE / 3600:.2f} h, {rate:.0f} x real time",
+                flush=True,
+            )
             if done >= wanted or seconds > 60 * minutes:
                 break
     if listen is not None and heard:
@@ -236,7 +252,11 @@ def write_speech(
 
 
 def _speak_round(
-    config: DataConfig, part: list[dict[str, str]], casting: Casting, teacher: Teacher, rng: np.random.Generator
+    config: DataConfig,
+    part: list[dict[str, str]],
+    casting: Casting,
+    teacher: Teacher,
+    rng: np.random.Generator,
 ) -> list[tuple[Spoken, dict[str, Any]]]:
     """The lines of a round in random order, each with its text, voice and speed.
 
@@ -246,14 +266,17 @@ def _speak_round(
     planned = [casting.line(text, *choice) for text, choice in zip(part, cast, strict=True)]
     spoken = list(teacher.speak(planned, batch_frames=config.batch_frames))
     places = [
-        {key: part[s.index][key] for key in ("kind", "text")} | {"voice": cast[s.index][0], "speed": cast[s.index][1]}
+        {key: part[s.index][key] for key in ("kind", "text")}
+        | {"voice": cast[s.index][0], "speed": cast[s.index][1]}
         for s in spoken
     ]
     return [(spoken[i], places[i]) for i in rng.permutation(len(spoken))]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     pack = commands.add_parser("pack", help="a TEACHER folder small enough to travel")
     for name in ("--pack", "--voices", "--config", "--out"):
@@ -263,13 +286,17 @@ def main() -> None:
     speech = commands.add_parser("speech", help="phonemes to speech")
     speech.add_argument("--config", type=Path, default=CONFIG)
     speech.add_argument("--lines", type=Path, required=True)
-    speech.add_argument("--shard", type=int, default=0, help="speak every SHARDS-th line from the SHARD-th on")
+    speech.add_argument(
+        "--shard", type=int, default=0, help="speak every SHARDS-th line from the SHARD-th on"
+    )
     speech.add_argument("--shards", type=int, default=1)
     speech.add_argument("--teacher", type=Path, required=True, help="folder written by `pack`")
     speech.add_argument("--out", type=Path, required=True)
     speech.add_argument("--hours", type=float, required=True)
     speech.add_argument("--minutes", type=float, default=1e9)
-    speech.add_argument("--listen", type=Path, default=None, help="a short WAV file of what was spoken")
+    speech.add_argument(
+        "--listen", type=Path, default=None, help="a short WAV file of what was spoken"
+    )
     args = parser.parse_args()
     if args.command == "pack":
         args.out.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,9 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True, capturable=True)
 
 
-def lr_share(step: int, progress: float, *, warmup_steps: int, decay_from: float, final_lr_share: float) -> float:
+def lr_share(
+    step: int, progress: float, *, warmup_steps: int, decay_from: float, final_lr_share: float
+) -> float:
     """Share of the full learning rate: rises over the first steps, and falls linearly from a share
     of the total time on.
     """

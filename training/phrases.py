@@ -45,9 +45,13 @@ def _plural(noun: str) -> str:
         return f"{noun[:-1]}ies"
     if noun.endswith("f") and not noun.endswith(("ff", "oof", "eef")):
         return f"{noun[:-1]}ves"
-    return {"knife": "knives", "tooth": "teeth", "mouse": "mice", "goose": "geese", "sheep": "sheep"}.get(
-        noun, f"{noun}s"
-    )
+    return {
+        "knife": "knives",
+        "tooth": "teeth",
+        "mouse": "mice",
+        "goose": "geese",
+        "sheep": "sheep",
+    }.get(noun, f"{noun}s")
 
 
 def _place(rng: random.Random) -> str:
@@ -56,12 +60,22 @@ def _place(rng: random.Random) -> str:
 
 def _year(rng: random.Random) -> str:
     century, rest = rng.randint(14, 20), rng.randint(1, 99)
-    return f"{number_words(century)} " + (number_words(rest) if rest > 9 else f"oh {number_words(rest)}")
+    return f"{number_words(century)} " + (
+        number_words(rest) if rest > 9 else f"oh {number_words(rest)}"
+    )
 
 
 def _minute(rng: random.Random) -> str:
     return rng.choice(
-        ("", "", " fifteen", " thirty", " forty-five", " oh five", f" {number_words(rng.randint(10, 59))}")
+        (
+            "",
+            "",
+            " fifteen",
+            " thirty",
+            " forty-five",
+            " oh five",
+            f" {number_words(rng.randint(10, 59))}",
+        )
     )
 
 
@@ -108,7 +122,9 @@ _SLOTS: dict[str, Make] = {
     "hour": lambda rng: number_words(rng.randint(1, 12)),
     "minute": _minute,
     "part": _from(("morning", "afternoon", "evening", "night")),
-    "who": _from(("he", "she", "they", "we", "I", "you", "the children", "my parents", "everyone", "nobody")),
+    "who": _from(
+        ("he", "she", "they", "we", "I", "you", "the children", "my parents", "everyone", "nobody")
+    ),
     "his": _from(("his", "her", "their", "my", "our", "your")),
     "side": _from(("left", "right", "north", "south", "east", "west")),
 }
@@ -119,7 +135,9 @@ def _polish(line: str) -> str:
 
     def article(match: re.Match[str]) -> str:
         word = match[2]
-        vowel = bool(_AN_BEFORE.match(word)) or (word[0].lower() in "aeiou" and not _A_BEFORE.match(word))
+        vowel = bool(_AN_BEFORE.match(word)) or (
+            word[0].lower() in "aeiou" and not _A_BEFORE.match(word)
+        )
         return f"{match[1]}{'n' if vowel else ''} {word}"
 
     line = re.sub(r"\b([Aa]) ([A-Za-z]+)", article, line)
@@ -134,19 +152,30 @@ def fill(template: str, rng: random.Random) -> str:
 
 
 def _digits(rng: random.Random) -> str:
-    groups = [" ".join(rng.choice(w.ONES[:10]) for _ in range(size)) for size in (3, rng.choice((3, 4)), 4)]
+    groups = [
+        " ".join(rng.choice(w.ONES[:10]) for _ in range(size))
+        for size in (3, rng.choice((3, 4)), 4)
+    ]
     return rng.choice(("", "Call ", "My number is ", "The code is ")) + ", ".join(groups) + "."
 
 
 def _letters(rng: random.Random) -> str:
     letters = " ".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(1, 6)))
-    return rng.choice((f"{letters}.", f"It is spelled {letters}.", f"Gate {letters[0]} {rng.choice(w.ONES)}."))
+    return rng.choice(
+        (f"{letters}.", f"It is spelled {letters}.", f"Gate {letters[0]} {rng.choice(w.ONES)}.")
+    )
 
 
 def _list(rng: random.Random) -> str:
-    items = [f"the {rng.choice(w.ADJECTIVES)} {thing}" for thing in rng.sample(w.THINGS, rng.randint(2, 5))]
+    items = [
+        f"the {rng.choice(w.ADJECTIVES)} {thing}"
+        for thing in rng.sample(w.THINGS, rng.randint(2, 5))
+    ]
     return rng.choice(
-        (f"I need {', '.join(items[:-1])} and {items[-1]}.", f"{', '.join(items[:-1])}, or {items[-1]}?".capitalize())
+        (
+            f"I need {', '.join(items[:-1])} and {items[-1]}.",
+            f"{', '.join(items[:-1])}, or {items[-1]}?".capitalize(),
+        )
     )
 
 
@@ -206,6 +235,8 @@ def fragments(count: int, seed: int) -> list[str]:
 
     def make(rng: random.Random) -> str:
         phrase = fill(rng.choice(t.FRAGMENTS), rng)
-        return (phrase.lower() if rng.random() < 0.2 else phrase) + rng.choice((".", ".", ".", "!", "?", ""))
+        return (phrase.lower() if rng.random() < 0.2 else phrase) + rng.choice(
+            (".", ".", ".", "!", "?", "")
+        )
 
     return _distinct(count, make, random.Random(seed), w.GREETINGS)

@@ -30,7 +30,9 @@ class Quantised:
     queries: Tensor
 
 
-def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, first_levels: int) -> Quantised:
+def quantise(
+    quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, first_levels: int
+) -> Quantised:
     """Quantise with the first `levels_B` levels of each sample; gradients pass the search
     unchanged.
     """
@@ -52,7 +54,13 @@ def quantise(quantizer: ResidualLFQ, latent_BTD: Tensor, levels_B: Tensor, *, fi
             codes.append(codes_BT)
             queries.append(query_BTQ.detach().flatten(0, 1))
         latent = quantizer.output_proj(summed_BTR)
-    return Quantised(latent, torch.stack(codes, -1), first_BTR, torch.stack(commitment).sum(), torch.stack(queries))
+    return Quantised(
+        latent,
+        torch.stack(codes, -1),
+        first_BTR,
+        torch.stack(commitment).sum(),
+        torch.stack(queries),
+    )
 
 
 @torch.no_grad()
@@ -83,7 +91,9 @@ def initialise_codebooks(quantizer: ResidualLFQ, latent_BTD: Tensor) -> None:
     for level in quantizer.levels:
         query_MQ = level.in_proj(residual_MR)
         rows = torch.randint(len(query_MQ), (len(level.codebook),), device=query_MQ.device)
-        level.codebook.copy_(query_MQ[rows] + 0.01 * query_MQ.std() * torch.randn_like(level.codebook))
+        level.codebook.copy_(
+            query_MQ[rows] + 0.01 * query_MQ.std() * torch.randn_like(level.codebook)
+        )
         codes_M = (query_MQ @ F.normalize(level.codebook, dim=1).T).argmax(-1)
         residual_MR = residual_MR - level.out_proj(F.embedding(codes_M, level.codebook))
 
@@ -120,8 +130,13 @@ class Codebooks(nn.Module):
         weight = self.counts.shape[1] / codes_NM.shape[1]
         ones_NM = torch.full_like(codes_NM, weight, dtype=self.counts.dtype)
         index_NMQ = codes_NM[..., None].expand_as(queries_NMQ)
-        self.counts.lerp_(torch.zeros_like(self.counts).scatter_add_(1, codes_NM, ones_NM), 1 - self.decay)
-        self.sums.lerp_(torch.zeros_like(self.sums).scatter_add_(1, index_NMQ, queries_NMQ * weight), 1 - self.decay)
+        self.counts.lerp_(
+            torch.zeros_like(self.counts).scatter_add_(1, codes_NM, ones_NM), 1 - self.decay
+        )
+        self.sums.lerp_(
+            torch.zeros_like(self.sums).scatter_add_(1, index_NMQ, queries_NMQ * weight),
+            1 - self.decay,
+        )
         rows_NVQ = self.sums / self.counts.clamp(min=1e-6)[..., None]
         for level, rows_VQ, counts_V in zip(quantizer.levels, rows_NVQ, self.counts, strict=True):
             level.codebook.copy_(torch.where(counts_V[:, None] > 1e-4, rows_VQ, level.codebook))

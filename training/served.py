@@ -35,7 +35,10 @@ class ServedEngine:
         """The voices of the model."""
         answer = self._client.get("/v1/audio/voices").raise_for_status()
         entries = [entry for entry in answer.json()["voices"] if entry.get("builtin")]
-        return {entry["name"]: BuiltinVoice(entry["speaker_description"] or entry["name"]) for entry in entries}
+        return {
+            entry["name"]: BuiltinVoice(entry["speaker_description"] or entry["name"])
+            for entry in entries
+        }
 
     def generate_many(self, requests: Iterable[SpeechRequest]) -> list[Speech]:
         """Send a few requests at a time; results are in order."""
@@ -46,7 +49,9 @@ class ServedEngine:
         pieces, done = [], None
         with self._client.stream("POST", "/v1/audio/speech", json=_body(request)) as answer:
             if answer.is_error:
-                raise SystemExit(f"the server says {answer.status_code}: {answer.read().decode()[:500]}")
+                raise SystemExit(
+                    f"the server says {answer.status_code}: {answer.read().decode()[:500]}"
+                )
             for line in answer.iter_lines():
                 event = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
                 if event.get("type") == "speech.audio.delta":
@@ -57,11 +62,22 @@ class ServedEngine:
             raise SystemExit("the server's answer ended early; look into its log")
         samples_SC = np.frombuffer(b"".join(pieces), "<i2").reshape(-1, done["channels"])
         samples_CS = np.asarray(samples_SC.T / 32768, np.float32)
-        return Speech(samples_CS, done["sample_rate"], np.zeros((0, 0), np.int64), done["finish_reason"], done["seed"])
+        return Speech(
+            samples_CS,
+            done["sample_rate"],
+            np.zeros((0, 0), np.int64),
+            done["finish_reason"],
+            done["seed"],
+        )
 
 
 def _body(request: SpeechRequest) -> dict[str, Any]:
-    body = {"input": request.text, "seed": request.seed, "response_format": "pcm", "stream_format": "sse"}
+    body = {
+        "input": request.text,
+        "seed": request.seed,
+        "response_format": "pcm",
+        "stream_format": "sse",
+    }
     body |= request.sampling.model_dump(include=set(_SAMPLING), exclude_none=True)
     if request.voice is not None:
         body["voice"] = request.voice

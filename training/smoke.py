@@ -25,10 +25,16 @@ def made_up_bank(device: torch.device, seed: int) -> SpeechBank:
     noise = torch.Generator().manual_seed(seed)
     frames = _SECONDS * SAMPLE_RATE // FRAME_SAMPLES
     pitch_F = (100 + 200 * torch.rand(frames // 8, generator=noise)).repeat_interleave(8)
-    phase_S = 2 * math.pi * (pitch_F.double().repeat_interleave(FRAME_SAMPLES) / SAMPLE_RATE).cumsum(0)
+    phase_S = (
+        2 * math.pi * (pitch_F.double().repeat_interleave(FRAME_SAMPLES) / SAMPLE_RATE).cumsum(0)
+    )
     wave_S = sum((torch.sin(k * phase_S) / k for k in range(1, 6)), torch.zeros_like(phase_S))
     labels_F = (pitch_F / 300 * (PHONEME_CLASSES - 1)).to(torch.uint8)
-    return SpeechBank((0.2 * wave_S * 32767).to(torch.int16).to(device), labels_F.to(device), validation_seconds=20)
+    return SpeechBank(
+        (0.2 * wave_S * 32767).to(torch.int16).to(device),
+        labels_F.to(device),
+        validation_seconds=20,
+    )
 
 
 def smoke(recipe: Recipe, device: torch.device, *, steps: int = 30) -> None:
@@ -42,14 +48,21 @@ def smoke(recipe: Recipe, device: torch.device, *, steps: int = 30) -> None:
     sharp = {"warmup_steps": 1, "adversarial_ramp_steps": 1, "revive_every": 10}
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update=sharp)})
     bank = made_up_bank(device, recipe.train.seed)
-    phases: tuple[tuple[Phase, bool], ...] = (("reconstruct", False), ("adversarial", False), ("adversarial", True))
+    phases: tuple[tuple[Phase, bool], ...] = (
+        ("reconstruct", False),
+        ("adversarial", False),
+        ("adversarial", True),
+    )
     for phase, frozen_encoder in phases:
         plain, captured = (
             _run(_trainer(recipe, device, bank, phase, frozen_encoder), phase, steps, plain=plain)
             for plain in (True, False)
         )
         if not captured[1] < captured[0] or abs(captured[1] - plain[1]) > 0.25 * plain[1]:
-            raise RuntimeError(f"{phase}: captured steps do not learn like plain ones: mel {captured}, plain {plain}")
+            raise RuntimeError(
+                f"{phase}: captured steps do not learn like plain ones: mel {captured}, plain "
+                f"{plain}"
+            )
     print("smoke: all well", flush=True)
 
 
@@ -100,7 +113,8 @@ def _run(trainer: CodecTrainer, phase: Phase, steps: int, *, plain: bool) -> tup
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
     print(
         f"{phase:12s} {'frozen encoder' if trainer.frozen_encoder else 'whole codec':15s} "
-        f"{'plain' if plain else 'captured':9s} {step_ms:8.2f} ms/step  mel {first:.3f} -> {last:.3f}  "
+        f"{'plain' if plain else 'captured':9s} {step_ms:8.2f} ms/step  mel {first:.3f} -> "
+        f"{last:.3f}  "
         f"ready after {ready:.1f} s  peak {peak:.2f} GiB",
         flush=True,
     )

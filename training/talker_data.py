@@ -87,7 +87,9 @@ def read_codes(folder: Path, frames: int, codebooks: int) -> NDArray[np.uint16]:
 class CodeBank:
     """All utterances of some CODES folders (`encode_data`), some of them held out by their text."""
 
-    def __init__(self, folders: list[Path], *, codebooks: int, held_out_lines: int, seed: int) -> None:
+    def __init__(
+        self, folders: list[Path], *, codebooks: int, held_out_lines: int, seed: int
+    ) -> None:
         codes: list[NDArray[np.uint16]] = []
         utterances: list[Utterance] = []
         offset = 0
@@ -100,7 +102,11 @@ class CodeBank:
         #: uint16 [F, N].
         self.codes = np.concatenate(codes)
         texts = sorted({utterance.text for utterance in utterances})
-        held = set(np.random.default_rng(seed).choice(texts, min(held_out_lines, len(texts) // 10), replace=False))
+        held = set(
+            np.random.default_rng(seed).choice(
+                texts, min(held_out_lines, len(texts) // 10), replace=False
+            )
+        )
         self.training = [u for u in utterances if u.text not in held]
         self.held_out = [u for u in utterances if u.text in held]
 
@@ -113,7 +119,9 @@ class CodeBank:
 
 
 def _utterance(row: dict[str, Any], offset: int) -> Utterance:
-    voice = "+".join(name if share == 1 else f"{name}*{share:g}" for name, share in row["voice"].items())
+    voice = "+".join(
+        name if share == 1 else f"{name}*{share:g}" for name, share in row["voice"].items()
+    )
     return Utterance(row["text"], voice, row["speed"], offset + row["first"], row["frames"])
 
 
@@ -121,7 +129,11 @@ class Examples:
     """Random sequences from some of a bank's utterances."""
 
     def __init__(
-        self, bank: CodeBank, utterances: list[Utterance], prompt: MossLocalPrompt, config: PromptConfig
+        self,
+        bank: CodeBank,
+        utterances: list[Utterance],
+        prompt: MossLocalPrompt,
+        config: PromptConfig,
     ) -> None:
         self._bank, self._utterances, self._prompt, self._config = bank, utterances, prompt, config
         self._by_voice: dict[str, list[Utterance]] = defaultdict(list)
@@ -129,7 +141,9 @@ class Examples:
             self._by_voice[utterance.voice].append(utterance)
         for members in self._by_voice.values():
             members.sort(key=lambda utterance: utterance.speed)
-        self._speeds = {voice: np.array([u.speed for u in members]) for voice, members in self._by_voice.items()}
+        self._speeds = {
+            voice: np.array([u.speed for u in members]) for voice, members in self._by_voice.items()
+        }
 
     def stream(self, rng: Rng) -> Iterator[Example]:
         """Yield endless passes over the utterances, each shuffled anew, without those that have no
@@ -254,7 +268,9 @@ class BatchShape:
     places: int
 
 
-def batch_shapes(row_buckets: tuple[int, ...], rows_per_batch: int, frame_share: float) -> list[BatchShape]:
+def batch_shapes(
+    row_buckets: tuple[int, ...], rows_per_batch: int, frame_share: float
+) -> list[BatchShape]:
     """A shape for each bucket, shortest first: about `rows_per_batch` rows, of which `frame_share`
     predict.
     """
@@ -267,8 +283,15 @@ class Batches:
     longest.
     """
 
-    def __init__(self, shapes: list[BatchShape], pad_token_id: int, pad_code: int, codebooks: int) -> None:
-        self._shapes, self._pad_token_id, self._pad_code, self._codebooks = shapes, pad_token_id, pad_code, codebooks
+    def __init__(
+        self, shapes: list[BatchShape], pad_token_id: int, pad_code: int, codebooks: int
+    ) -> None:
+        self._shapes, self._pad_token_id, self._pad_code, self._codebooks = (
+            shapes,
+            pad_token_id,
+            pad_code,
+            codebooks,
+        )
 
     def stream(self, examples: Iterator[Example]) -> Iterator[Batch]:
         waiting: list[list[Example]] = [[] for _ in self._shapes]

@@ -63,7 +63,9 @@ def with_noise(rows_BTR: Tensor, config: MossLocalConfig, share: float) -> Tenso
     """
     codes_BTN = rows_BTR[..., 1:]
     random_BTN = torch.randint_like(codes_BTN, min(config.audio_codebook_sizes))
-    hit_BTN = (torch.rand(codes_BTN.shape, device=codes_BTN.device) < share) & (codes_BTN != config.audio_pad_code)
+    hit_BTN = (torch.rand(codes_BTN.shape, device=codes_BTN.device) < share) & (
+        codes_BTN != config.audio_pad_code
+    )
     return torch.cat([rows_BTR[..., :1], torch.where(hit_BTN, random_BTN, codes_BTN)], -1)
 
 
@@ -78,7 +80,9 @@ def talker_losses(
     hidden_BTD = talker.backbone(talker.embed(rows_BTR))
     hidden_MD = hidden_BTD.flatten(0, 1).index_select(0, places_M)
     known_MN = targets_MN.masked_fill(targets_MN == pad, 0)
-    inputs = [F.embedding(known_MN[:, k], talker.codebook(k)) for k in range(targets_MN.shape[1] - 1)]
+    inputs = [
+        F.embedding(known_MN[:, k], talker.codebook(k)) for k in range(targets_MN.shape[1] - 1)
+    ]
     y_MND = talker.depth(torch.stack([hidden_MD, *(x.to(hidden_MD.dtype) for x in inputs)], 1))
     codes, right = [], torch.zeros((), device=rows_BTR.device)
     for k in range(targets_MN.shape[1]):

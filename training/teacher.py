@@ -81,7 +81,9 @@ def _kokoro_model_class() -> Any:
     if "kokoro" not in sys.modules:
         spec = importlib.util.find_spec("kokoro")
         if spec is None or spec.submodule_search_locations is None:
-            raise ImportError("the teacher needs the package kokoro==0.9.4 (see training/requirements.txt)")
+            raise ImportError(
+                "the teacher needs the package kokoro==0.9.4 (see training/requirements.txt)"
+            )
         package = types.ModuleType("kokoro")
         package.__path__ = list(spec.submodule_search_locations)
         sys.modules["kokoro"] = package
@@ -113,13 +115,17 @@ def read_pack(path: Path) -> dict[str, Tensor]:
             value = arrays[f"{name}|f"].astype(np.float32)
         elif f"{name}|i" in arrays:
             rows = arrays[f"{name}|i"]
-            value = rows.astype(np.float32) * arrays[f"{name}|r"].reshape(-1, *[1] * (rows.ndim - 1))
+            value = rows.astype(np.float32) * arrays[f"{name}|r"].reshape(
+                -1, *[1] * (rows.ndim - 1)
+            )
         else:
             codes, tables, shape = arrays[f"{name}|q"], arrays[f"{name}|c"], arrays[f"{name}|s"]
             if int(arrays[f"{name}|m"]) == 0:
                 value = tables[0][codes]
             else:
-                value = np.take_along_axis(tables, codes.reshape(len(tables), -1).astype(np.int64), axis=1)
+                value = np.take_along_axis(
+                    tables, codes.reshape(len(tables), -1).astype(np.int64), axis=1
+                )
             value = value.reshape(tuple(shape))
         weights[name] = torch.from_numpy(np.ascontiguousarray(value))
     return weights
@@ -137,7 +143,9 @@ def shrink_pack(source: Path, target: Path) -> None:
         if name.endswith("|f") and value.ndim >= 2 and value.size > 4096:
             rows = value.astype(np.float32).reshape(len(value), -1)
             scale = np.maximum(np.abs(rows).max(axis=1) / 127, 1e-8).astype(np.float32)
-            out[f"{name[:-2]}|i"] = np.round(rows / scale[:, None]).astype(np.int8).reshape(value.shape)
+            out[f"{name[:-2]}|i"] = (
+                np.round(rows / scale[:, None]).astype(np.int8).reshape(value.shape)
+            )
             out[f"{name[:-2]}|r"] = scale
         else:
             out[name] = value
@@ -185,7 +193,9 @@ class Teacher:
         # key would be an error.
         unexpected = model.load_state_dict(read_pack(pack), strict=False).unexpected_keys
         if unexpected:
-            raise ValueError(f"{pack} has tensors that the model lacks: {unexpected[:3]}; use kokoro 0.9.4")
+            raise ValueError(
+                f"{pack} has tensors that the model lacks: {unexpected[:3]}; use kokoro 0.9.4"
+            )
         self.model: Any = model.to(device)
         self.vocab: dict[str, int] = settings["vocab"]
         self.device = device
@@ -208,7 +218,9 @@ class Teacher:
     @torch.inference_mode()
     def seconds(self, lines: list[Line], *, batch_frames: int) -> list[float]:
         """The duration of each line, without speaking it."""
-        frames = {index: int(plan.durations.sum()) for index, plan in self._plans(lines, batch_frames)}
+        frames = {
+            index: int(plan.durations.sum()) for index, plan in self._plans(lines, batch_frames)
+        }
         return [frames[index] * FRAME_SAMPLES / SAMPLE_RATE for index in range(len(lines))]
 
     def _plans(self, lines: list[Line], batch_frames: int) -> Iterator[tuple[int, _Planned]]:
@@ -219,7 +231,11 @@ class Teacher:
             by_length[len(row)].append(index)
         for length, members in by_length.items():
             for group in _groups(members, batch_frames // length):
-                yield from zip(group, self._plan([ids[i] for i in group], [lines[i] for i in group]), strict=True)
+                yield from zip(
+                    group,
+                    self._plan([ids[i] for i in group], [lines[i] for i in group]),
+                    strict=True,
+                )
 
     def _plan(self, ids_BT: list[list[int]], lines: list[Line]) -> list[_Planned]:
         """Durations and text features of lines that have equally many phonemes."""
@@ -228,28 +244,44 @@ class Teacher:
         style_BD = torch.from_numpy(np.stack([line.style for line in lines])).to(self.device)
         lengths_B = torch.full((len(lines),), tokens_BT.shape[1])
         mask_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
-        hidden_BDT = model.bert_encoder(model.bert(tokens_BT, attention_mask=(~mask_BT).int())).transpose(1, 2)
-        prosody_BTD = model.predictor.text_encoder(hidden_BDT, style_BD[:, _STYLE:], lengths_B, mask_BT)
-        steps_BTD = torch.sigmoid(model.predictor.duration_proj(model.predictor.lstm(prosody_BTD)[0]))
+        hidden_BDT = model.bert_encoder(
+            model.bert(tokens_BT, attention_mask=(~mask_BT).int())
+        ).transpose(1, 2)
+        prosody_BTD = model.predictor.text_encoder(
+            hidden_BDT, style_BD[:, _STYLE:], lengths_B, mask_BT
+        )
+        steps_BTD = torch.sigmoid(
+            model.predictor.duration_proj(model.predictor.lstm(prosody_BTD)[0])
+        )
         speed_B = torch.tensor([line.speed for line in lines], device=self.device)
         durations_BT = (steps_BTD.sum(-1) / speed_B[:, None]).round().clamp(min=1).long()
         durations_BT[:, -1] += -durations_BT.sum(-1) % _FRAME_MULTIPLE
         text_BDT = model.text_encoder(tokens_BT, lengths_B, mask_BT)
         durations_BT = durations_BT.cpu()
         return [
-            _Planned(*row) for row in zip(tokens_BT.cpu(), durations_BT, prosody_BTD, text_BDT, style_BD, strict=True)
+            _Planned(*row)
+            for row in zip(
+                tokens_BT.cpu(), durations_BT, prosody_BTD, text_BDT, style_BD, strict=True
+            )
         ]
 
     def _voice(self, group: list[tuple[int, _Planned]]) -> Iterator[Spoken]:
         """Waveforms of planned lines that have equally many frames."""
         model = self.model
-        source = [torch.repeat_interleave(torch.arange(len(plan.durations)), plan.durations) for _, plan in group]
+        source = [
+            torch.repeat_interleave(torch.arange(len(plan.durations)), plan.durations)
+            for _, plan in group
+        ]
         rows = [index_F.to(self.device) for index_F in source]
-        prosody_BDF = torch.stack([p.prosody[row] for (_, p), row in zip(group, rows, strict=True)]).transpose(1, 2)
+        prosody_BDF = torch.stack(
+            [p.prosody[row] for (_, p), row in zip(group, rows, strict=True)]
+        ).transpose(1, 2)
         text_BDF = torch.stack([p.text[:, row] for (_, p), row in zip(group, rows, strict=True)])
         style_BD = torch.stack([plan.style for _, plan in group])
         pitch_BF, energy_BF = model.predictor.F0Ntrain(prosody_BDF, style_BD[:, _STYLE:])
         wave_B1S = model.decoder(text_BDF, pitch_BF, energy_BF, style_BD[:, :_STYLE])
         pcm_BS = (wave_B1S[:, 0].clamp(-1, 1) * 32767).short().cpu().numpy()
         for (index, plan), pcm_S, row in zip(group, pcm_BS, source, strict=True):
-            yield Spoken(index, pcm_S[: len(row) * FRAME_SAMPLES], plan.tokens[row].to(torch.uint8).numpy())
+            yield Spoken(
+                index, pcm_S[: len(row) * FRAME_SAMPLES], plan.tokens[row].to(torch.uint8).numpy()
+            )

@@ -30,10 +30,14 @@ from training.teacher import SAMPLE_RATE, Line, Teacher, style_row
 KEPT = Path(__file__).parent / "recordings"
 #: Words of a reference: six to eight seconds, and no sentence of a test.
 REFERENCE_TEXTS = (
-    "The market opens early on Saturday, and by noon most of the fresh bread and the good cheese are gone.",
-    "When the rain finally stopped, we walked along the river and talked about everything except the journey.",
-    "My brother keeps three old radios in the kitchen, and every morning he tunes each of them to another station.",
-    "You will find the blue envelope under the lamp, next to a photograph of the house where I was born.",
+    "The market opens early on Saturday, and by noon most of the fresh bread and the good cheese "
+    "are gone.",
+    "When the rain finally stopped, we walked along the river and talked about everything except "
+    "the journey.",
+    "My brother keeps three old radios in the kitchen, and every morning he tunes each of them to "
+    "another station.",
+    "You will find the blue envelope under the lamp, next to a photograph of the house where I was "
+    "born.",
 )
 #: Number of recordings for the vector of a speaker.
 _TARGET_RECORDINGS = 10
@@ -44,7 +48,9 @@ def read_wav(path: Path) -> Wave:
     """float32 [S] at the teacher's rate."""
     with wave.open(str(path)) as file:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, SAMPLE_RATE):
-            raise ValueError(f"{path} is not 16-bit mono at {SAMPLE_RATE} Hz; delete it and have it spoken again")
+            raise ValueError(
+                f"{path} is not 16-bit mono at {SAMPLE_RATE} Hz; delete it and have it spoken again"
+            )
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
     return np.asarray(samples / 32768, np.float32)
 
@@ -68,12 +74,20 @@ class Recordings:
     def find(self, name: str) -> str | None:
         """The teacher's voice that a built-in voice is called after: `emma` after `bf_emma`."""
         voices = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
-        return next((voice for voice in voices if voice == name or voice.endswith(f"_{name}")), None)
+        return next(
+            (voice for voice in voices if voice == name or voice.endswith(f"_{name}")), None
+        )
 
     # ---- made by the teacher
 
     def speak(
-        self, teacher: Teacher, voice: str, style_RD: NDArray[np.float32], texts: list[str], *, batch_frames: int
+        self,
+        teacher: Teacher,
+        voice: str,
+        style_RD: NDArray[np.float32],
+        texts: list[str],
+        *,
+        batch_frames: int,
     ) -> int:
         """Record those of `texts` that are missing; returns how many."""
         missing = [text for text in dict.fromkeys(texts) if not self.path(voice, text).exists()]
@@ -97,7 +111,9 @@ class Recordings:
     def judged(self, panel: Panel, voice: str, checks: Sequence[Check]) -> Figures | None:
         """Judgement of the recordings of all `checks`; None if one is missing."""
         path = self.folder / voice / f"judged-{panel.recogniser.name}.json"
-        known: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        known: dict[str, dict[str, Any]] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        )
         wavs = {self.path(voice, check.text): check.text for check in checks}
         new = {wav: text for wav, text in wavs.items() if wav.stem not in known}
         if not all(wav.exists() for wav in new):
@@ -116,7 +132,9 @@ class Recordings:
             if not wavs:
                 return None
             middle = centroid([panel.embed(read_wav(wav), SAMPLE_RATE) for wav in wavs])
-            path.write_text(json.dumps([round(float(value), 5) for value in middle]) + "\n", encoding="utf-8")
+            path.write_text(
+                json.dumps([round(float(value), 5) for value in middle]) + "\n", encoding="utf-8"
+            )
         return np.array(json.loads(path.read_text(encoding="utf-8")), np.float32)
 
     def keep(self, target: Path, references: Sequence[str], seconds: float) -> None:
@@ -132,4 +150,7 @@ class Recordings:
                 (target / folder.name / name).write_bytes(content)
             if reference_S is not None:
                 beginning_S = reference_S[: int(seconds * SAMPLE_RATE)]
-                write_wav(target / folder.name / "reference.wav", np.round(beginning_S * 32768).astype(np.int16))
+                write_wav(
+                    target / folder.name / "reference.wav",
+                    np.round(beginning_S * 32768).astype(np.int16),
+                )

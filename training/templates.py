@@ -207,12 +207,19 @@ DATES = (
     "In {month} {year}, {name} moved to {city}.",
 )
 FRAGMENTS = (
-    "{adjective} {thing}", "the {adjective} {thing}", "{preposition} the {thing}", "{preposition} the {spot}",
-    "a {adjective} {animal}", "{name} {surname}", "very {adjective}", "too {adjective}", "not {adjective}",
-    "{number} {unit}", "{few} {things}", "{verb} it", "{verb} the {thing}", "{who} {moved}", "{name} {moved}",
-    "{adverb}, {name}", "{colour} {things}", "{mass} and {mass2}", "{thing} or {thing2}", "{city}, {country}",
-    "{day} {part}", "{month} {ordinal}", "more {mass}", "no {things}", "good {animal}", "my {person}",
+    "{adjective} {thing}", "the {adjective} {thing}", "{preposition} the {thing}", "{preposition} "
+                                                                                   "the {spot}",
+    "a {adjective} {animal}", "{name} {surname}", "very {adjective}", "too {adjective}", "not "
+                                                                                         "{adjective}",
+    "{number} {unit}", "{few} {things}", "{verb} it", "{verb} the {thing}", "{who} {moved}"
+    "", "{name} {moved}",
+    "{adverb}, {name}", "{colour} {things}", "{mass} and {mass2}", "{thing} or {thing2}", "{city}, "
+                                                                                          "{country}",
+    "{day} {part}", "{month} {ordinal}", "more {mass}", "no {things}", "good {animal}", "my "
+                                                                                        "{person}",
     "{verbing} {things}",
-    "{adjective}, {adjective2}", "so {adjective}", "{hour}{minute}", "Doctor {surname}", "{who} {verbed} it", "{food}",
-    "{weather}", "{ordinal} floor", "what {thing}", "which {person}", "where's the {thing}", "{person} and {person2}",
+    "{adjective}, {adjective2}", "so {adjective}", "{hour}{minute}", "Doctor {surname}", "{who} "
+    "{verbed} it", "{food}",
+    "{weather}", "{ordinal} floor", "what {thing}", "which {person}", "where's the {thing}"
+    "", "{person} and {person2}",
 )  # fmt: skip

@@ -57,7 +57,10 @@ def _spans(corpus: list[str], count: int, rng: random.Random) -> list[str]:
         start = rng.randrange(len(words))
         span = " ".join(words[start : start + rng.randint(1, 4)]).strip(",;:.!?'- ")
         if span:
-            spans.append((span[0].upper() + span[1:] if rng.random() < 0.5 else span) + rng.choice((".", ".", "?", "")))
+            spans.append(
+                (span[0].upper() + span[1:] if rng.random() < 0.5 else span)
+                + rng.choice((".", ".", "?", ""))
+            )
     return spans
 
 
@@ -93,13 +96,17 @@ def training_texts(config: TextConfig, seed: int) -> list[Line]:
         "joined": _joined(corpora, config.joined_lines, seed),
     }
     if kinds.keys() != config.shares.keys():
-        raise ValueError(f"shares name {sorted(config.shares)}, the kinds of lines are {sorted(kinds)}")
+        raise ValueError(
+            f"shares name {sorted(config.shares)}, the kinds of lines are {sorted(kinds)}"
+        )
     banned = {_normal(line) for line in HARVARD.read_text(encoding="utf-8").splitlines()}
     lines = {text: kind for kind, texts in kinds.items() for text in texts}
     kept = [
         Line(kind, text)
         for text, kind in lines.items()
-        if not any(_normal(part).strip() in banned for part in [text, *re.split(r"(?<=[.!?]) ", text)])
+        if not any(
+            _normal(part).strip() in banned for part in [text, *re.split(r"(?<=[.!?]) ", text)]
+        )
     ]
     rng.shuffle(kept)
     return kept

@@ -47,7 +47,8 @@ TEMPLATE = (
 #: of its own.
 _PIECES = (
     r"<user_inst>\n- Reference\(s\):\n|\n</user_inst>|user\n|assistant\n"
-    r"|- (?:Instruction|Tokens|Quality|Sound Event|Ambient Sound|Language|Text):\n(?:None\n|English\n)?"
+    r"|- (?:Instruction|Tokens|Quality|Sound Event|Ambient Sound|Language|Text):\n(?:None\n|"
+    r"English\n)?"
     r"|^None$|[\s\S]"
 )
 
@@ -59,7 +60,10 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = Sequence([pieces, ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=2048, min_frequency=1, show_progress=False, initial_alphabet=sorted(ByteLevel.alphabet())
+        vocab_size=2048,
+        min_frequency=1,
+        show_progress=False,
+        initial_alphabet=sorted(ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator(TEMPLATE, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
@@ -89,12 +93,16 @@ def write_tokenizer(out: Path) -> dict[str, Any]:
     tokenizer = train_tokenizer()
     out.mkdir(parents=True, exist_ok=True)
     definition = json.loads(tokenizer.to_str())
-    (out / "tokenizer.json").write_text(json.dumps(definition, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "tokenizer.json").write_text(
+        json.dumps(definition, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     return {"vocab_size": tokenizer.get_vocab_size(with_added_tokens=True)} | special_ids(tokenizer)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     print(write_tokenizer(parser.parse_args().out))
 

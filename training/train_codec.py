@@ -59,12 +59,22 @@ def train(trainer: CodecTrainer, *, minutes: float, work: Path, out: Path) -> No
                 pace = Pace()
                 if not all(map(math.isfinite, row.values())):
                     _go_back(trainer, work)
-                    log_row(log, {"step": trainer.steps, "event": "a loss was not finite; back to the last checkpoint"})
+                    log_row(
+                        log,
+                        {
+                            "step": trainer.steps,
+                            "event": "a loss was not finite; back to the last checkpoint",
+                        },
+                    )
                     continue
             if over or now - saved > config.checkpoint_seconds:
                 saved = now
                 figures, heard = trainer.validate()
-                usage = {} if trainer.frozen_encoder else {"codes_in_use": _rounded(trainer.codebooks.perplexity())}
+                usage = (
+                    {}
+                    if trainer.frozen_encoder
+                    else {"codes_in_use": _rounded(trainer.codebooks.perplexity())}
+                )
                 log_row(log, {"step": trainer.steps, "validation": figures, **usage})
                 save(trainer, work, out, heard)
                 pace = Pace()
@@ -88,7 +98,9 @@ def _go_back(trainer: CodecTrainer, work: Path) -> None:
     """
     file = work / CHECKPOINT
     if not file.exists():
-        raise RuntimeError("a loss was not finite before the first checkpoint; lower the learning rates")
+        raise RuntimeError(
+            "a loss was not finite before the first checkpoint; lower the learning rates"
+        )
     trainer.load_state(torch.load(file, map_location=trainer.device) | {"seconds": trainer.seconds})
 
 
@@ -105,24 +117,52 @@ def save(trainer: CodecTrainer, work: Path, out: Path, heard: Tensor) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--smoke", action="store_true", help="a few steps on made-up sound, plain and captured, timed")
-    parser.add_argument("--data", type=Path, nargs="+", action="extend", help="DATA folders; the first one validates")
-    parser.add_argument("--work", type=Path, help="full checkpoints; stays on the machine")
-    parser.add_argument("--out", type=Path, help="weights, log and a listening sample, small enough to fetch")
-    parser.add_argument("--resume", type=Path, default=None, help="OUT of an earlier run, used when WORK holds nothing")
     parser.add_argument(
-        "--start", type=Path, default=None, help="checkpoint folder to begin from, when there is nothing to resume"
+        "--smoke",
+        action="store_true",
+        help="a few steps on made-up sound, plain and captured, timed",
     )
     parser.add_argument(
-        "--frozen-encoder", action="store_true", help="train the decoder alone; encoder and quantizer keep every bit"
+        "--data",
+        type=Path,
+        nargs="+",
+        action="extend",
+        help="DATA folders; the first one validates",
+    )
+    parser.add_argument("--work", type=Path, help="full checkpoints; stays on the machine")
+    parser.add_argument(
+        "--out", type=Path, help="weights, log and a listening sample, small enough to fetch"
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        default=None,
+        help="OUT of an earlier run, used when WORK holds nothing",
+    )
+    parser.add_argument(
+        "--start",
+        type=Path,
+        default=None,
+        help="checkpoint folder to begin from, when there is nothing to resume",
+    )
+    parser.add_argument(
+        "--frozen-encoder",
+        action="store_true",
+        help="train the decoder alone; encoder and quantizer keep every bit",
     )
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--batch", type=int, default=None, help="instead of the configured one")
-    parser.add_argument("--total-minutes", type=float, default=None, help="instead of the configured ones")
+    parser.add_argument(
+        "--total-minutes", type=float, default=None, help="instead of the configured ones"
+    )
     args = parser.parse_args()
-    missing = [f"--{name}" for name in ("data", "work", "out", "minutes") if getattr(args, name) is None]
+    missing = [
+        f"--{name}" for name in ("data", "work", "out", "minutes") if getattr(args, name) is None
+    ]
     if missing and not args.smoke:
         parser.error(f"{', '.join(missing)} must be given (or --smoke)")
     return args
@@ -149,7 +189,10 @@ def main() -> None:
         trainer.load_parts(args.resume)
     elif args.start is not None:
         trainer.start_from(args.start)
-    print(f"{bank.hours:.2f} h of speech; from step {trainer.steps}, {trainer.seconds:.0f} s", flush=True)
+    print(
+        f"{bank.hours:.2f} h of speech; from step {trainer.steps}, {trainer.seconds:.0f} s",
+        flush=True,
+    )
     train(trainer, minutes=args.minutes, work=args.work, out=args.out)
 
 

@@ -32,7 +32,15 @@ from hocket.text.tokenizer import TextTokenizer
 from training.export_talker import export_talker, load_talker
 from training.graph import Captured, new_pool, training_device
 from training.optimise import Pace, adamw, average_share, fetch, log_row, lr_share, move_average
-from training.talker_data import Batch, Batches, BatchShape, CodeBank, Examples, PromptConfig, batch_shapes
+from training.talker_data import (
+    Batch,
+    Batches,
+    BatchShape,
+    CodeBank,
+    Examples,
+    PromptConfig,
+    batch_shapes,
+)
 from training.talker_model import TalkerLosses, add_dropout, new_talker, talker_losses, with_noise
 from training.tokenizer import write_tokenizer
 
@@ -104,7 +112,10 @@ class TalkerTrainer:
         self._lr = torch.zeros((), device=device)
         self._ema_share = torch.zeros((), device=device)
         self.optimizer = adamw(
-            self.parameters, self._lr, betas=self.config.betas, weight_decay=self.config.weight_decay
+            self.parameters,
+            self._lr,
+            betas=self.config.betas,
+            weight_decay=self.config.weight_decay,
         )
         weights = torch.ones(self.shape.n_vq)
         weights[0] = self.config.first_code_weight
@@ -163,7 +174,9 @@ class TalkerTrainer:
         on_gpu = self.device.type == "cuda"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False)
 
-    def _update(self, rows_BTR: Tensor, places_M: Tensor, targets_MN: Tensor, stops_M: Tensor) -> dict[str, Tensor]:
+    def _update(
+        self, rows_BTR: Tensor, places_M: Tensor, targets_MN: Tensor, stops_M: Tensor
+    ) -> dict[str, Tensor]:
         """The captured program: losses, gradients, weights, average."""
         self.optimizer.zero_grad(set_to_none=True)
         noisy_BTR = with_noise(rows_BTR.long(), self.shape, self.config.code_noise)
@@ -184,16 +197,26 @@ class TalkerTrainer:
             rows_BTR, *others = (x.to(self.device) for x in _tensors(batch))
             with self._autocast():
                 rows.append(_figures(talker_losses(self.ema, rows_BTR.long(), *others)))
-        return {name: round(torch.stack([row[name] for row in rows]).mean().item(), 4) for name in rows[0]}
+        return {
+            name: round(torch.stack([row[name] for row in rows]).mean().item(), 4)
+            for name in rows[0]
+        }
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    return [torch.from_numpy(part) for part in (batch.rows, batch.places, batch.targets, batch.stops)]
+    return [
+        torch.from_numpy(part) for part in (batch.rows, batch.places, batch.targets, batch.stops)
+    ]
 
 
 def _figures(found: TalkerLosses) -> dict[str, Tensor]:
     codes = found.codes.detach()
-    return {"first": codes[0], "rest": codes[1:].mean(), "stop": found.stop.detach(), "first_right": found.first_right}
+    return {
+        "first": codes[0],
+        "rest": codes[1:].mean(),
+        "stop": found.stop.detach(),
+        "first_right": found.first_right,
+    }
 
 
 class _Stream(IterableDataset[Batch]):
@@ -215,13 +238,23 @@ def _as_it_is(batch: Any) -> Any:
 class TalkerData:
     """Batches for training and for validation, from CODES folders."""
 
-    def __init__(self, folders: list[Path], recipe: TalkerRecipe, model: dict[str, Any], tokenizer: Path) -> None:
+    def __init__(
+        self, folders: list[Path], recipe: TalkerRecipe, model: dict[str, Any], tokenizer: Path
+    ) -> None:
         train, config = recipe.train, MossLocalConfig.from_dict(model)
         self._train = train
-        self.bank = CodeBank(folders, codebooks=config.n_vq, held_out_lines=train.held_out_lines, seed=train.seed)
-        prompt = MossLocalPrompt(config, TextTokenizer.load(tokenizer, vocab_size=config.vocab_size))
-        self.shapes: list[BatchShape] = batch_shapes(train.row_buckets, train.rows_per_batch, train.frame_share)
-        self._batches = Batches(self.shapes, config.pad_token_id, config.audio_pad_code, config.n_vq)
+        self.bank = CodeBank(
+            folders, codebooks=config.n_vq, held_out_lines=train.held_out_lines, seed=train.seed
+        )
+        prompt = MossLocalPrompt(
+            config, TextTokenizer.load(tokenizer, vocab_size=config.vocab_size)
+        )
+        self.shapes: list[BatchShape] = batch_shapes(
+            train.row_buckets, train.rows_per_batch, train.frame_share
+        )
+        self._batches = Batches(
+            self.shapes, config.pad_token_id, config.audio_pad_code, config.n_vq
+        )
         self._training = Examples(self.bank, self.bank.training, prompt, recipe.prompts)
         self._held_out = Examples(self.bank, self.bank.held_out, prompt, recipe.prompts)
 
@@ -236,7 +269,9 @@ class TalkerData:
         return list(itertools.islice(self._batches.stream(stream), _VALIDATION_BATCHES))
 
 
-def train(trainer: TalkerTrainer, data: TalkerData, *, minutes: float, work: Path, out: Path, workers: int) -> None:
+def train(
+    trainer: TalkerTrainer, data: TalkerData, *, minutes: float, work: Path, out: Path, workers: int
+) -> None:
     """Train until `minutes` or the total time have passed."""
     config, start, before = trainer.config, time.monotonic(), trainer.seconds
     saved = start
@@ -252,12 +287,17 @@ def train(trainer: TalkerTrainer, data: TalkerData, *, minutes: float, work: Pat
             over = now - start >= 60 * minutes or trainer.progress >= 1
             if trainer.steps % config.log_every == 0 or over:
                 row = fetch(losses)
-                place = {"step": trainer.steps, "seconds": round(trainer.seconds, 1), "step_ms": pace.step_ms()}
+                place = {
+                    "step": trainer.steps,
+                    "seconds": round(trainer.seconds, 1),
+                    "step_ms": pace.step_ms(),
+                }
                 log_row(log, place | row)
                 pace = Pace()
                 if not all(map(math.isfinite, row.values())):
                     raise FloatingPointError(
-                        f"a loss is not finite at step {trainer.steps}; go on from WORK with less lr"
+                        f"a loss is not finite at step {trainer.steps}; go on from WORK with less "
+                        "lr"
                     )
             if over or now - saved > config.checkpoint_seconds:
                 saved = now
@@ -275,21 +315,36 @@ def save(trainer: TalkerTrainer, work: Path, out: Path) -> None:
     torch.save(trainer.state(), work / f"{CHECKPOINT}.tmp")
     (work / f"{CHECKPOINT}.tmp").replace(work / CHECKPOINT)
     weights = dict(trainer.ema.state_dict())
-    export_talker(weights, trainer.model, work / "tokenizer.json", out / "talker", shard_bytes=_SHARD_BYTES)
+    export_talker(
+        weights, trainer.model, work / "tokenizer.json", out / "talker", shard_bytes=_SHARD_BYTES
+    )
     (out / "talker_log.jsonl").write_bytes((work / "log.jsonl").read_bytes())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--codes", type=Path, nargs="+", required=True, help="folders written by encode_data")
-    parser.add_argument("--work", type=Path, required=True, help="full checkpoints; stays on the machine")
-    parser.add_argument("--out", type=Path, required=True, help="the checkpoint and the log, small enough to fetch")
     parser.add_argument(
-        "--start", type=Path, default=None, help="a checkpoint folder to begin with, not random weights"
+        "--codes", type=Path, nargs="+", required=True, help="folders written by encode_data"
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="full checkpoints; stays on the machine"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the checkpoint and the log, small enough to fetch"
+    )
+    parser.add_argument(
+        "--start",
+        type=Path,
+        default=None,
+        help="a checkpoint folder to begin with, not random weights",
     )
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--total-minutes", type=float, default=None, help="instead of the configured ones")
+    parser.add_argument(
+        "--total-minutes", type=float, default=None, help="instead of the configured ones"
+    )
     parser.add_argument("--workers", type=int, default=6, help="processes that lay batches out")
     args = parser.parse_args()
     device = training_device()
@@ -306,7 +361,11 @@ def main() -> None:
     elif args.start is not None:
         trainer.start_from(args.start)
     count = sum(parameter.numel() for parameter in trainer.parameters)
-    print(f"{data.bank.hours:.1f} h; {count:,} parameters; step {trainer.steps}, {trainer.seconds:.0f} s", flush=True)
+    print(
+        f"{data.bank.hours:.1f} h; {count:,} parameters; step {trainer.steps}, "
+        f"{trainer.seconds:.0f} s",
+        flush=True,
+    )
     train(trainer, data, minutes=args.minutes, work=args.work, out=args.out, workers=args.workers)
 
 

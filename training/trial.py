@@ -86,7 +86,9 @@ class Trial:
 
     def speak(self, speaker: Speaker, texts: Iterable[str]) -> list[Speech]:
         return self.engine.generate_many(
-            SpeechRequest(text=text, seed=self._seed + i, sampling=self._sampling, **speaker.request)
+            SpeechRequest(
+                text=text, seed=self._seed + i, sampling=self._sampling, **speaker.request
+            )
             for i, text in enumerate(texts)
         )
 
@@ -107,7 +109,9 @@ class Trial:
         """float32 [S]: mono audio at the codec's rate, coded and decoded."""
         conversions = self._conversions()
         conversions.encode("audio", np.tile(wave_S, (self.local.channels, 1)), None)
-        return self.decode(np.concatenate([chunk.codes for chunk in _all_chunks(conversions) if chunk.end is None]))
+        return self.decode(
+            np.concatenate([chunk.codes for chunk in _all_chunks(conversions) if chunk.end is None])
+        )
 
     def _conversions(self) -> Conversions:
         conversions = self.local.parts.conversions
@@ -124,15 +128,23 @@ class Trial:
             is_default = name == DEFAULT_VOICE
             teacher = target = None
             if self.recordings is not None:
-                teacher = self.recordings.find(DataConfig.load().default_voice if is_default else name)
+                teacher = self.recordings.find(
+                    DataConfig.load().default_voice if is_default else name
+                )
             if voice.codes is not None:
                 target = self.panel.embed(self.decode(voice.codes), self.local.sample_rate)
             elif teacher is not None and self.recordings is not None:
                 target = self.recordings.target(self.panel, teacher)
-            speakers.append(Speaker(name, "default" if is_default else "built-in", {"voice": name}, teacher, target))
+            speakers.append(
+                Speaker(
+                    name, "default" if is_default else "built-in", {"voice": name}, teacher, target
+                )
+            )
         return speakers
 
-    def clone(self, name: str, wave_S: Wave, sample_rate: int, text: str | None, teacher: str | None) -> Speaker:
+    def clone(
+        self, name: str, wave_S: Wave, sample_rate: int, text: str | None, teacher: str | None
+    ) -> Speaker:
         """A speaker whose voice comes from a recording; given its words, requests continue it."""
         audio = AudioArray(wave_S[None], sample_rate)
         return Speaker(
@@ -152,7 +164,9 @@ class Trial:
             reference_S = None if self.recordings is None else self.recordings.reference(voice)
             if reference_S is not None:
                 beginning_S = reference_S[: int(REFERENCE_SECONDS * SAMPLE_RATE)]
-                speakers.append(self.clone(f"clone of {voice}", beginning_S, SAMPLE_RATE, None, voice))
+                speakers.append(
+                    self.clone(f"clone of {voice}", beginning_S, SAMPLE_RATE, None, voice)
+                )
         return speakers
 
     # ---- judging
@@ -160,13 +174,20 @@ class Trial:
     def judge(self, speaker: Speaker, checks: Sequence[Check], others: Sequence[Speaker]) -> Result:
         """Speak and judge the checks; `others` are the voices that it must differ from."""
         speeches, judged = self._heard(speaker, checks)
-        targets = [other.target for other in others if other.target is not None and other.name != speaker.name]
+        targets = [
+            other.target
+            for other in others
+            if other.target is not None and other.name != speaker.name
+        ]
         likeness = picked = None
         if speaker.target is not None:
             own = [float(j.embedding @ speaker.target) for j in judged]
             likeness = round(statistics.fmean(own), 3)
             if targets:
-                wins = [o > max(float(j.embedding @ t) for t in targets) for j, o in zip(judged, own, strict=True)]
+                wins = [
+                    o > max(float(j.embedding @ t) for t in targets)
+                    for j, o in zip(judged, own, strict=True)
+                ]
                 picked = round(statistics.fmean(wins), 3)
         return Result(
             name=speaker.name,
@@ -178,13 +199,21 @@ class Trial:
             likeness=likeness,
             picked=picked,
             teacher=self.teacher_figures(speaker.teacher, checks),
-            rows=[j.row() | {"finish": s.finish_reason, "seed": s.seed} for j, s in zip(judged, speeches, strict=True)],
+            rows=[
+                j.row() | {"finish": s.finish_reason, "seed": s.seed}
+                for j, s in zip(judged, speeches, strict=True)
+            ],
         )
 
-    def _heard(self, speaker: Speaker, checks: Sequence[Check]) -> tuple[list[Speech], list[Judgement]]:
+    def _heard(
+        self, speaker: Speaker, checks: Sequence[Check]
+    ) -> tuple[list[Speech], list[Judgement]]:
         speeches = self.speak(speaker, [check.text for check in checks])
         pairs = zip(checks, speeches, strict=True)
-        return speeches, [self.panel.judge(c.text, to_float32(s.samples).mean(axis=0), s.sample_rate) for c, s in pairs]
+        return speeches, [
+            self.panel.judge(c.text, to_float32(s.samples).mean(axis=0), s.sample_rate)
+            for c, s in pairs
+        ]
 
     def teacher_figures(self, teacher: str | None, checks: Sequence[Check]) -> Figures | None:
         """Judgement of the teacher's own recordings of the checks, where known."""
@@ -199,7 +228,9 @@ class Trial:
         for check in checks:
             path = self.recordings.path(teacher, check.text)
             if not path.exists():
-                raise SystemExit(f"{path} is missing; record it with `python -m training.evaluate speak`")
+                raise SystemExit(
+                    f"{path} is missing; record it with `python -m training.evaluate speak`"
+                )
             wave_S = read_wav(path)
             judged.append(self.panel.judge(check.text, self.recode(wave_S), self.local.sample_rate))
             likeness.append(float(judged[-1].embedding @ self.panel.embed(wave_S, SAMPLE_RATE)))
@@ -223,11 +254,21 @@ class Trial:
         checks = read_checks("length")
         speeches = self.speak(speaker, [check.text for check in checks])
         rows = [
-            {"text": c.text, "finish": s.finish_reason, "seconds": round(s.seconds, 2), "teacher": c.seconds}
+            {
+                "text": c.text,
+                "finish": s.finish_reason,
+                "seconds": round(s.seconds, 2),
+                "teacher": c.seconds,
+            }
             for c, s in zip(checks, speeches, strict=True)
         ]
         stops = sum(speech.finish_reason == "stop" for speech in speeches)
-        return {"stops": stops, "texts": len(checks), "longest": longest(checks, speeches), "rows": rows}
+        return {
+            "stops": stops,
+            "texts": len(checks),
+            "longest": longest(checks, speeches),
+            "rows": rows,
+        }
 
     def words(self, speaker: Speaker) -> dict[str, Any]:
         """Check that single words are recognised, and measure their lengths."""
@@ -246,13 +287,17 @@ class Trial:
         ends = []
         # The first one warms up.
         for i, text in enumerate([texts[0], *texts]):
-            request = SpeechRequest(text=text, seed=self._seed + i, sampling=self._sampling, **speaker.request)
+            request = SpeechRequest(
+                text=text, seed=self._seed + i, sampling=self._sampling, **speaker.request
+            )
             ends += [chunk.end for chunk in self.local.stream(request) if chunk.end is not None]
         timings = [end.timings for end in ends[1:]]
         batch = self.speak(speaker, texts[:_BATCH])
         return {
             "rtf": round(statistics.median(t.rtf for t in timings), 4),
-            "first_audio_ms": round(1000 * statistics.median(t.first_audio_seconds for t in timings), 1),
+            "first_audio_ms": round(
+                1000 * statistics.median(t.first_audio_seconds for t in timings), 1
+            ),
             "first_audio_worst_ms": round(1000 * max(t.first_audio_seconds for t in timings), 1),
             "batch": _BATCH,
             "batch_rtf": round(statistics.fmean(s.timings.rtf for s in batch), 4),

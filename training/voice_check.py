@@ -79,26 +79,44 @@ _PARTS = ("voices", "single-words", "stops", "speed", "codec-only")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=None, help="checkpoint folder or hub id; the built-in one if left out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default=None, help="checkpoint folder or hub id; the built-in one if left out"
+    )
     parser.add_argument("--codec", default=None)
-    parser.add_argument("--server", default=None, help="listen to what this running server streams: its address")
+    parser.add_argument(
+        "--server", default=None, help="listen to what this running server streams: its address"
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--greedy", action="store_true", help="the most likely code, always")
-    parser.add_argument("--seed", type=int, default=0, help="of the first request; the next ones count up")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first request; the next ones count up"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--sentences", type=int, default=100)
-    parser.add_argument("--texts", type=Path, default=None, help="say the lines of this file instead")
+    parser.add_argument(
+        "--texts", type=Path, default=None, help="say the lines of this file instead"
+    )
     parser.add_argument("--voice", action="append", default=None, help="only these built-in voices")
-    parser.add_argument("--reference", type=Path, default=None, help="a recording to clone, and nothing else")
+    parser.add_argument(
+        "--reference", type=Path, default=None, help="a recording to clone, and nothing else"
+    )
     parser.add_argument("--reference-text", default=None, help="its words; it is continued then")
-    parser.add_argument("--recordings", type=Path, default=KEPT, help="the teacher's, written by `evaluate speak`")
+    parser.add_argument(
+        "--recordings", type=Path, default=KEPT, help="the teacher's, written by `evaluate speak`"
+    )
     parser.add_argument("--judge", choices=RECOGNISERS, default="base")
     parser.add_argument("--json", type=Path, default=None)
     for part in _PARTS:
-        parser.add_argument(f"--{part}", action="store_true", help="only this (and others asked for)")
-    parser.add_argument("--targets", action="store_true", help="every bound that is not given is the product's goal")
+        parser.add_argument(
+            f"--{part}", action="store_true", help="only this (and others asked for)"
+        )
+    parser.add_argument(
+        "--targets", action="store_true", help="every bound that is not given is the product's goal"
+    )
     for key, bound in BOUNDS.items():
         flag = f"--{'min' if bound.is_minimum else 'max'}-{key}"
         parser.add_argument(flag, dest=f"bound_{key}", type=float, default=None, help=bound.figure)
@@ -122,7 +140,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     engine: Engine | ServedEngine
     if args.server is None:
-        engine = Engine.load(args.model, args.codec, dtype=args.dtype, config=EngineConfig(rows=args.rows))
+        engine = Engine.load(
+            args.model, args.codec, dtype=args.dtype, config=EngineConfig(rows=args.rows)
+        )
     else:
         engine = ServedEngine(args.server)
     trial = Trial(
@@ -162,7 +182,11 @@ def _voices(trial: Trial, args: argparse.Namespace, checks: list[Check]) -> list
         wave_S = prepare_audio(args.reference, sample_rate=SAMPLE_RATE, channels=1)[0]
         tried = [(trial.clone("reference", wave_S, SAMPLE_RATE, args.reference_text, None), checks)]
     else:
-        tried = [(speaker, checks) for speaker in builtin if args.voice is None or speaker.name in args.voice]
+        tried = [
+            (speaker, checks)
+            for speaker in builtin
+            if args.voice is None or speaker.name in args.voice
+        ]
         if args.voice is None:
             clones = trial.held_out(DataConfig.load().held_out_voices)
             tried += [(speaker, checks[:_CLONE_SENTENCES]) for speaker in clones]
@@ -176,7 +200,9 @@ def _voices(trial: Trial, args: argparse.Namespace, checks: list[Check]) -> list
 def figures(results: list[Result], report: dict[str, Any]) -> dict[str, float]:
     """The measured figures that bounds refer to, by their keys."""
     found: dict[str, float] = {}
-    by_kind = {kind: [r for r in results if r.kind == kind] for kind in ("default", "built-in", "clone")}
+    by_kind = {
+        kind: [r for r in results if r.kind == kind] for kind in ("default", "built-in", "clone")
+    }
     for result in by_kind["default"]:
         found |= {"wer": result.figures.wer, "cer": result.figures.cer}
         if result.teacher is not None:
@@ -191,10 +217,17 @@ def figures(results: list[Result], report: dict[str, Any]) -> dict[str, float]:
         lengths = report["lengths"]
         found |= {"stops": lengths["stops"] / lengths["texts"], "longest": lengths["longest"]}
     if "words" in report:
-        found |= {"words": report["words"]["recognised"], "longest-word": report["words"]["longest_seconds"]}
+        found |= {
+            "words": report["words"]["recognised"],
+            "longest-word": report["words"]["longest_seconds"],
+        }
     if "speed" in report:
         speed = report["speed"]
-        found |= {"rtf": speed["rtf"], "batch-rtf": speed["batch_rtf"], "first-audio-ms": speed["first_audio_ms"]}
+        found |= {
+            "rtf": speed["rtf"],
+            "batch-rtf": speed["batch_rtf"],
+            "first-audio-ms": speed["first_audio_ms"],
+        }
     return found
 
 
@@ -208,7 +241,8 @@ def broken(measured: dict[str, float], args: argparse.Namespace) -> list[str]:
         if key in measured:
             if not bound.holds(measured[key], limit):
                 wrong.append(
-                    f"{bound.figure} is {measured[key]:g}, {'least' if bound.is_minimum else 'most'} {limit:g}"
+                    f"{bound.figure} is {measured[key]:g}, "
+                    f"{'least' if bound.is_minimum else 'most'} {limit:g}"
                 )
         elif getattr(args, f"bound_{key}") is not None or is_whole(args):
             wrong.append(f"{bound.figure} was not measured")
@@ -218,7 +252,9 @@ def broken(measured: dict[str, float], args: argparse.Namespace) -> list[str]:
 def is_whole(args: argparse.Namespace) -> bool:
     """Whether all parts run, so that every bound can be measured."""
     narrowed = (args.server, args.voice, args.reference, args.texts)
-    return chosen_parts(args) == set(_PARTS) - {"codec-only"} and all(wish is None for wish in narrowed)
+    return chosen_parts(args) == set(_PARTS) - {"codec-only"} and all(
+        wish is None for wish in narrowed
+    )
 
 
 def limit_of(key: str, args: argparse.Namespace) -> float | None:
@@ -227,7 +263,9 @@ def limit_of(key: str, args: argparse.Namespace) -> float | None:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    return {
+        key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()
+    }
 
 
 def _machine() -> dict[str, Any]:
@@ -240,7 +278,11 @@ def _size(args: argparse.Namespace) -> dict[str, float]:
     folder = builtin_model() if args.model is None else Path(args.model)
     if args.server is not None or not folder.is_dir():
         return {}
-    return {"megabytes": round(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6, 1)}
+    return {
+        "megabytes": round(
+            sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6, 1
+        )
+    }
 
 
 # ---- printing
@@ -252,7 +294,16 @@ def _percent(value: float | None) -> str:
 
 def print_voices(report: dict[str, Any], console: Console) -> None:
     table = Table(title=f"{report['settings']['judge']} listens; in brackets the teacher")
-    for column in ("voice", "WER %", "CER %", "MOS", "likeness", "right voice %", "stops", "longest x"):
+    for column in (
+        "voice",
+        "WER %",
+        "CER %",
+        "MOS",
+        "likeness",
+        "right voice %",
+        "stops",
+        "longest x",
+    ):
         table.add_column(column, justify="left" if column == "voice" else "right")
     for voice in report["voices"]:
         own, teacher = voice["figures"], voice["teacher"] or {}
@@ -279,9 +330,14 @@ def print_figures(report: dict[str, Any], args: argparse.Namespace, console: Con
         if value is None and limit is None:
             continue
         sign = "≥" if bound.is_minimum else "≤"
-        holds = "" if value is None or limit is None else "yes" if bound.holds(value, limit) else "NO"
+        holds = (
+            "" if value is None or limit is None else "yes" if bound.holds(value, limit) else "NO"
+        )
         table.add_row(
-            bound.figure, "-" if value is None else f"{value:g}", "" if limit is None else f"{sign} {limit:g}", holds
+            bound.figure,
+            "-" if value is None else f"{value:g}",
+            "" if limit is None else f"{sign} {limit:g}",
+            holds,
         )
     console.print(table)
 

@@ -44,18 +44,24 @@ def kernel_cases(arguments: Namespace, device: torch.device) -> Iterator[Case]:
         yield from frame_cases(talker, rows, device)
         yield from attention_cases(second.frame_layers, rows, device)
     for pages in arguments.pages:
-        yield from (prefill_case(backbone.config, pages, is_fp8, device) for is_fp8 in (False, True))
+        yield from (
+            prefill_case(backbone.config, pages, is_fp8, device) for is_fp8 in (False, True)
+        )
     yield from codec_cases(of_codec.empty(), of_second_codec.empty(), arguments, device)
 
 
 # ---- rows of a backbone, [M, ...]
 
 
-def backbone_cases(shape: Qwen3BackboneConfig, talker: TalkerConfig, rows: int, on: torch.device) -> Iterator[Case]:
+def backbone_cases(
+    shape: Qwen3BackboneConfig, talker: TalkerConfig, rows: int, on: torch.device
+) -> Iterator[Case]:
     size, ffn, q = shape.hidden_size, shape.intermediate_size, shape.heads * shape.head_dim
     weight = torch.ones(size, dtype=BF16, device=on)
 
-    def on_rows(operation: AnyOperation, kind: str, widths: Sequence[int], nbytes: float, *rest: object) -> Case:
+    def on_rows(
+        operation: AnyOperation, kind: str, widths: Sequence[int], nbytes: float, *rest: object
+    ) -> Case:
         """`nbytes` for each element of the first width. With 8 bits out, the last input is a
         product of 8 bits.
         """
@@ -67,7 +73,11 @@ def backbone_cases(shape: Qwen3BackboneConfig, talker: TalkerConfig, rows: int, 
             return lambda: kernel(operation)(*inputs, *rest)
 
         added = "" if len(widths) == 1 else " + delta"
-        return Case(f"{operation.name}{kind} {rows} x {widths[0]}{added}", rows * widths[0] * nbytes, prepare)
+        return Case(
+            f"{operation.name}{kind} {rows} x {widths[0]}{added}",
+            rows * widths[0] * nbytes,
+            prepare,
+        )
 
     zeros = torch.zeros_like(weight)
     norm, layer_norm = (weight, 1e-6), (weight, zeros, 1e-6)
@@ -89,10 +99,14 @@ def backbone_cases(shape: Qwen3BackboneConfig, talker: TalkerConfig, rows: int, 
         ids_MN = torch.randint(len(codes_WD), (rows, talker.n_vq), device=on)
         return lambda: kernel(ops.embed_sum)(texts_VD, codes_WD, text_M, ids_MN)
 
-    yield Case(f"embed_sum {rows} x {1 + talker.n_vq} x {size}", rows * (2 + talker.n_vq) * size * 2, embed)
+    yield Case(
+        f"embed_sum {rows} x {1 + talker.n_vq} x {size}", rows * (2 + talker.n_vq) * size * 2, embed
+    )
 
 
-def decode_cases(shape: Qwen3BackboneConfig, rows: int, contexts: Sequence[int], on: torch.device) -> Iterator[Case]:
+def decode_cases(
+    shape: Qwen3BackboneConfig, rows: int, contexts: Sequence[int], on: torch.device
+) -> Iterator[Case]:
     heads, groups, size = shape.heads, shape.kv_heads, shape.head_dim
     weight_K = torch.ones(size, dtype=BF16, device=on)
 
@@ -102,7 +116,17 @@ def decode_cases(shape: Qwen3BackboneConfig, rows: int, contexts: Sequence[int],
         rope = half_rope_tables(torch.arange(rows, device=on), size, 1e6, BF16)
         keys, values, scales = kv_pages(rows, groups, size, is_fp8, on)
         slots = torch.arange(rows, device=on) * PAGE_ROWS
-        fixed = (weight_K, weight_K, 1e-6, rope.cos, rope.sin, slots, keys.flatten(0, 1), values.flatten(0, 1), scales)
+        fixed = (
+            weight_K,
+            weight_K,
+            1e-6,
+            rope.cos,
+            rope.sin,
+            slots,
+            keys.flatten(0, 1),
+            values.flatten(0, 1),
+            scales,
+        )
         return lambda: kernel(ops.norm_rotate_append)(qkv_ME, *fixed)
 
     for is_fp8 in (False, True):
@@ -112,16 +136,22 @@ def decode_cases(shape: Qwen3BackboneConfig, rows: int, contexts: Sequence[int],
     for context, is_fp8 in itertools.product(contexts, (False, True)):
         pages = -(-context // PAGE_ROWS)
 
-        def attend(context: int = context, pages: int = pages, is_fp8: bool = is_fp8) -> Callable[[], object]:
+        def attend(
+            context: int = context, pages: int = pages, is_fp8: bool = is_fp8
+        ) -> Callable[[], object]:
             q = randn(rows, 1, heads, size, on=on)
             keys, values, scales = kv_pages(rows * pages + 1, groups, size, is_fp8, on)
-            table = torch.zeros(rows, max(pages, TABLE_ROWS // PAGE_ROWS), dtype=torch.int32, device=on)
+            table = torch.zeros(
+                rows, max(pages, TABLE_ROWS // PAGE_ROWS), dtype=torch.int32, device=on
+            )
             table[:, :pages] = 1 + torch.randperm(rows * pages, device=on).view(rows, pages)
             starts, counts = (torch.full((rows,), number, device=on) for number in (context - 1, 1))
             plan = PagedPlan.of(PagedBatch(table, starts, counts), 1, PAGE_ROWS)
             return lambda: kernel(ops.paged_attention)(q, keys, values, plan, scales)
 
-        nbytes = rows * (context * groups * (2 * size + 4 if is_fp8 else 4 * size) + 4 * heads * size)
+        nbytes = rows * (
+            context * groups * (2 * size + 4 if is_fp8 else 4 * size) + 4 * heads * size
+        )
         flops = 4.0 * rows * heads * size * context
         name = f"paged_attention{' fp8' * is_fp8} {rows} x {heads}/{groups} x {size} at {context}"
         yield Case(name, nbytes, attend, flops)
@@ -154,7 +184,9 @@ def prefill_case(shape: Qwen3BackboneConfig, pages: int, is_fp8: bool, on: torch
         return lambda: kernel(ops.paged_attention)(q, keys, values, plan, scales)
 
     seen = sum(i % prompt * PAGE_ROWS + (PAGE_ROWS + 1) / 2 for i in range(pages)) * PAGE_ROWS
-    nbytes = pages * PAGE_ROWS * (4 * heads * size + groups * (2 * size + 4 if is_fp8 else 4 * size))
+    nbytes = (
+        pages * PAGE_ROWS * (4 * heads * size + groups * (2 * size + 4 if is_fp8 else 4 * size))
+    )
     name = f"paged_attention prefill{' fp8' * is_fp8}, {pages} pages x {heads}/{groups} x {size}"
     return Case(name, nbytes, prepare, 4.0 * seen * heads * size)
 
@@ -164,7 +196,9 @@ def prefill_case(shape: Qwen3BackboneConfig, pages: int, is_fp8: bool, on: torch
 
 def attention_cases(frame: FrameLayers, rows: int, on: torch.device) -> Iterator[Case]:
     """The attention of the layers that draw a frame's codes."""
-    return {"depth_attention": depth_cases, "frame_attention": predictor_cases}[frame.attention](frame, rows, on)
+    return {"depth_attention": depth_cases, "frame_attention": predictor_cases}[frame.attention](
+        frame, rows, on
+    )
 
 
 def depth_cases(depth: FrameLayers, rows: int, on: torch.device) -> Iterator[Case]:
@@ -185,7 +219,11 @@ def depth_cases(depth: FrameLayers, rows: int, on: torch.device) -> Iterator[Cas
 
 def frame_cases(talker: Talker, rows: int, on: torch.device) -> Iterator[Case]:
     """Attention and draws of a frame."""
-    layers, codes, n_vq = talker.frame_layers, max(talker.config.audio_codebook_sizes), talker.config.n_vq
+    layers, codes, n_vq = (
+        talker.frame_layers,
+        max(talker.config.audio_codebook_sizes),
+        talker.config.n_vq,
+    )
     width = layers.heads.shape[1]
     yield from attention_cases(layers, rows, on)
     frame = torch.full((rows,), 7, device=on)
@@ -206,13 +244,24 @@ def frame_cases(talker: Talker, rows: int, on: torch.device) -> Iterator[Case]:
         logits, of_stop = randn(rows, 2, on=on), args(1.0, 1.0, 1.0)
         return lambda: kernel(ops.draw)(logits, of_stop, noise, n_vq)
 
-    yield Case(f"draw_and_embed {rows} of {codes}", rows * (2 * codes + 4 * width), partial(draw, False))
-    yield Case(f"draw_and_embed {rows} of {codes}, penalty", rows * (3 * codes + 4 * width), partial(draw, True))
+    yield Case(
+        f"draw_and_embed {rows} of {codes}", rows * (2 * codes + 4 * width), partial(draw, False)
+    )
+    yield Case(
+        f"draw_and_embed {rows} of {codes}, penalty",
+        rows * (3 * codes + 4 * width),
+        partial(draw, True),
+    )
     yield Case(f"draw {rows} of 2", rows * 40, stop)
 
 
 def predictor_cases(shape: FrameLayers, rows: int, on: torch.device) -> Iterator[Case]:
-    heads, groups, size, positions = shape.query_heads, shape.kv_heads, shape.head_dim, shape.positions
+    heads, groups, size, positions = (
+        shape.query_heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.positions,
+    )
     rope = half_rope_tables(torch.arange(positions, device=on), size, shape.rope_base, BF16)
     weight = torch.ones(size, dtype=BF16, device=on)
     for start, tokens in ((0, 2), (positions // 2, 1), (positions - 1, 1)):
@@ -224,4 +273,8 @@ def predictor_cases(shape: FrameLayers, rows: int, on: torch.device) -> Iterator
             return lambda: kernel(ops.frame_attention)(qkv, *fixed)
 
         nbytes = rows * 4 * size * (tokens * (heads + 2 * groups) + start * groups)
-        yield Case(f"frame_attention {rows} x {tokens} x {heads}/{groups} x {size} at {start}", nbytes, attend)
+        yield Case(
+            f"frame_attention {rows} x {tokens} x {heads}/{groups} x {size} at {start}",
+            nbytes,
+            attend,
+        )

@@ -53,19 +53,27 @@ STEPS = ("card", "kernels", "golden", "full", "bench")
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join(STEPS), help="steps, separated by commas")
-    parser.add_argument("--model", default="moss-tts-local-v1.5", help="dimensions, as for hocket bench engine")
+    parser.add_argument(
+        "--model", default="moss-tts-local-v1.5", help="dimensions, as for hocket bench engine"
+    )
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
-    parser.add_argument("--rows", type=int, default=128, help="rows of the full batch, and clients of the benchmark")
+    parser.add_argument(
+        "--rows", type=int, default=128, help="rows of the full batch, and clients of the benchmark"
+    )
     parser.add_argument("--requests", type=int, default=640, help="of the benchmark")
     parser.add_argument("--profile", default="throughput", help="of the benchmark")
     parser.add_argument("--quantize", choices=["fp8"], help="for `full` and `bench`")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], help="for `full` and `bench`")
-    parser.add_argument("--test-seconds", type=float, default=150.0, help="time limit of the kernels' tests")
+    parser.add_argument(
+        "--test-seconds", type=float, default=150.0, help="time limit of the kernels' tests"
+    )
     parser.add_argument("--tests", default="test_*.py", help="pattern of files in tests/kernels")
     arguments = parser.parse_args()
     steps = arguments.only.split(",")
     if unknown := set(steps) - set(STEPS):
-        parser.error(f"--only: there is no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
+        parser.error(
+            f"--only: there is no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}"
+        )
     device = device_of(arguments.device)
     check = Check(Report(arguments, device), arguments, device)
     if "card" in steps:
@@ -98,7 +106,11 @@ class KernelTests:
     def outcome(self) -> dict[str, Any]:
         """Wait for all test files, and summarise them."""
         if not self._running:
-            return {"wrong": ["no kernel was tested: pytest (pip install pytest) or tests/kernels is missing"]}
+            return {
+                "wrong": [
+                    "no kernel was tested: pytest (pip install pytest) or tests/kernels is missing"
+                ]
+            }
         summary, wrong = {}, []
         for name, future in self._running.items():
             code, output = future.result()
@@ -110,7 +122,17 @@ class KernelTests:
         return {**summary, "wrong": wrong}
 
     def _run(self, file: Path) -> tuple[int, str]:
-        command = [sys.executable, "-m", "pytest", "-m", "not slow", "-W", "default", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "not slow",
+            "-W",
+            "default",
+            "-p",
+            "no:cacheprovider",
+        ]
         # Hocket may not be installed.
         path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
         left = self._until - time.perf_counter()
@@ -148,7 +170,9 @@ class Check:
         figure = self.report.measure(name, work)
         if figure is not None:
             shown = (
-                {key: value for key, value in figure.items() if key != "wrong"} if isinstance(figure, dict) else figure
+                {key: value for key, value in figure.items() if key != "wrong"}
+                if isinstance(figure, dict)
+                else figure
             )
             print(f"{name} ({time.perf_counter() - began:.1f} s): {json.dumps(shown)}", flush=True)
         return figure
@@ -159,7 +183,10 @@ class Check:
         found = self.report.attempt("golden files", gpu_golden.checkpoints) or {}
         for name, checkpoint in found.items():
             if name in gpu_golden.CODECS:
-                self.step(f"golden/codec of {name}", partial(gpu_golden.check_codec, checkpoint, self._device))
+                self.step(
+                    f"golden/codec of {name}",
+                    partial(gpu_golden.check_codec, checkpoint, self._device),
+                )
             for dtype in gpu_golden.TOLERANCES if name in gpu_golden.BF16 else ("float32",):
                 self._golden(checkpoint, dtype)
 
@@ -167,11 +194,15 @@ class Check:
         name = f"{checkpoint.name} {dtype}"
         if self.report.knows(f"golden/{name}", f"graphs/{name}"):
             return
-        engine = self.report.attempt(f"engine/{name}", partial(checkpoint.engine, self._device, dtype))
+        engine = self.report.attempt(
+            f"engine/{name}", partial(checkpoint.engine, self._device, dtype)
+        )
         on_cpu = self.report.attempt(f"on a CPU/{name}", checkpoint.speak_on_cpu)
         if engine is None or on_cpu is None:
             return
-        self.step(f"golden/{name}", partial(gpu_golden.check_golden, checkpoint, engine, dtype, *on_cpu))
+        self.step(
+            f"golden/{name}", partial(gpu_golden.check_golden, checkpoint, engine, dtype, *on_cpu)
+        )
         requests = [*checkpoint.greedy[:3], *checkpoint.sampled]
         self.step(f"graphs/{name}", partial(gpu_golden.check_graphs, engine, requests))
 
@@ -196,7 +227,9 @@ class Check:
         if crowd:
             self.step("full/alone and among all", partial(_alone, engine, requests, crowd, some))
             self.step("full/run again", partial(_again, engine, requests, crowd))
-        self.step("full/graphs", partial(gpu_golden.check_graphs, engine, [requests[i] for i in some]))
+        self.step(
+            "full/graphs", partial(gpu_golden.check_graphs, engine, [requests[i] for i in some])
+        )
         if self._device.type == "cuda":
             self.step("full/memory", partial(_memory, self._device))
 
@@ -204,31 +237,50 @@ class Check:
         began = time.perf_counter()
         arguments = self._arguments
         dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        model, codec = random_models(arguments.model, arguments.codec, device=self._device, dtype=dtype, seed=0)
+        model, codec = random_models(
+            arguments.model, arguments.codec, device=self._device, dtype=dtype, seed=0
+        )
         loaded = time.perf_counter()
-        config = engine_config(EngineConfig(), rows=arguments.rows, context_rows=CONTEXT_ROWS, strict=True)
+        config = engine_config(
+            EngineConfig(), rows=arguments.rows, context_rows=CONTEXT_ROWS, strict=True
+        )
         engine = Engine(assemble(model, codec, config))
         started = time.perf_counter()
         workload = read_workload(model.talker.config, model.prompt, 0)
         # Lengths differ, so that rows end and begin at different times; each exceeds a whole chunk.
-        short = [replace(one, frames=18 + i % 13) for i, one in enumerate(workload[: arguments.rows])]
+        short = [
+            replace(one, frames=18 + i % 13) for i, one in enumerate(workload[: arguments.rows])
+        ]
         requests = [one.request(i, ignore_stop=True) for i, one in enumerate(short)]
         loaded_s, started_s = loaded - began, started - loaded
-        print(f"weights {loaded_s:.1f} s, engine with {arguments.rows} rows {started_s:.1f} s", flush=True)
+        print(
+            f"weights {loaded_s:.1f} s, engine with {arguments.rows} rows {started_s:.1f} s",
+            flush=True,
+        )
         self.report.figures["full/start_s"] = round(started - loaded, 2)
         return engine, requests
 
     def bench(self) -> None:
         figures = self.step("bench", self._bench)
         if figures is not None:
-            shown = ("audio_s_per_s", "audio_s_per_s_full", "ttfa_ms", "underrun_free", "gpu_memory_gb", "start_s")
+            shown = (
+                "audio_s_per_s",
+                "audio_s_per_s_full",
+                "ttfa_ms",
+                "underrun_free",
+                "gpu_memory_gb",
+                "start_s",
+            )
             print("\n".join(f"  {name}: {figures[name]}" for name in shown), flush=True)
 
     def _bench(self) -> dict[str, Any]:
         arguments = self._arguments
         rows, is_gpu = arguments.rows, self._device.type == "cuda"
         profile, base = _engine_of_profile(arguments.profile)
-        chosen = {"quantize": arguments.quantize or base.quantize, "kv_dtype": arguments.kv_dtype or base.kv_dtype}
+        chosen = {
+            "quantize": arguments.quantize or base.quantize,
+            "kv_dtype": arguments.kv_dtype or base.kv_dtype,
+        }
         base = base.model_copy(update=chosen)
         run_config = EngineRunConfig(
             model=arguments.model,
@@ -257,7 +309,10 @@ def _engine_of_profile(name: str) -> tuple[str, EngineConfig]:
     try:
         from hocket.server.profiles import load_profile
     except ModuleNotFoundError as error:
-        print(f"{error.name} is not installed: built-in settings instead of profile {name!r}", flush=True)
+        print(
+            f"{error.name} is not installed: built-in settings instead of profile {name!r}",
+            flush=True,
+        )
         return f"built in, without {error.name}", EngineConfig()
     return name, load_profile(name).profile.engine
 
@@ -280,15 +335,28 @@ def _speak(engine: Engine, requests: Sequence[SpeechRequest]) -> list[Speech]:
     return spoken
 
 
-def _timed_run(engine: Engine, requests: Sequence[SpeechRequest], spoken: list[Speech]) -> dict[str, Any]:
+def _timed_run(
+    engine: Engine, requests: Sequence[SpeechRequest], spoken: list[Speech]
+) -> dict[str, Any]:
     began = time.perf_counter()
     spoken += _speak(engine, requests)
     took = time.perf_counter() - began
     seconds = sum(one.seconds for one in spoken)
-    wrong = [] if all(np.isfinite(one.samples).all() for one in spoken) else ["samples are not finite"]
+    wrong = (
+        [] if all(np.isfinite(one.samples).all() for one in spoken) else ["samples are not finite"]
+    )
     wrong += [] if all(np.any(one.samples) for one in spoken) else ["samples are all zero"]
-    wrong += [] if len({one.codes.tobytes() for one in spoken}) > len(spoken) // 2 else ["requests sound alike"]
-    return {"requests": len(spoken), "audio_s": round(seconds, 1), "seconds": round(took, 2), "wrong": wrong}
+    wrong += (
+        []
+        if len({one.codes.tobytes() for one in spoken}) > len(spoken) // 2
+        else ["requests sound alike"]
+    )
+    return {
+        "requests": len(spoken),
+        "audio_s": round(seconds, 1),
+        "seconds": round(took, 2),
+        "wrong": wrong,
+    }
 
 
 def _alone(
@@ -297,14 +365,22 @@ def _alone(
     return _bytes_equal([_speak(engine, [requests[i]])[0] for i in some], [crowd[i] for i in some])
 
 
-def _again(engine: Engine, requests: Sequence[SpeechRequest], crowd: Sequence[Speech]) -> dict[str, Any]:
+def _again(
+    engine: Engine, requests: Sequence[SpeechRequest], crowd: Sequence[Speech]
+) -> dict[str, Any]:
     """Run the requests in reverse order, so that each has another row."""
     return _bytes_equal(_speak(engine, requests[::-1])[::-1], crowd)
 
 
 def _bytes_equal(some: Sequence[Speech], others: Sequence[Speech]) -> dict[str, Any]:
-    codes = [one.codes.tobytes() == other.codes.tobytes() for one, other in zip(some, others, strict=True)]
-    samples = [one.samples.tobytes() == other.samples.tobytes() for one, other in zip(some, others, strict=True)]
+    codes = [
+        one.codes.tobytes() == other.codes.tobytes()
+        for one, other in zip(some, others, strict=True)
+    ]
+    samples = [
+        one.samples.tobytes() == other.samples.tobytes()
+        for one, other in zip(some, others, strict=True)
+    ]
     wrong = []
     if not all(codes):
         firsts = [_first_difference(one, other) for one, other in zip(some, others, strict=True)]
@@ -312,10 +388,18 @@ def _bytes_equal(some: Sequence[Speech], others: Sequence[Speech]) -> dict[str, 
         wrong.append(f"{differing}; first frames that do: {firsts[:16]}")
     if not all(samples):
         worst = max(
-            gpu_golden.relative_rms(one.samples, other.samples) for one, other in zip(some, others, strict=True)
+            gpu_golden.relative_rms(one.samples, other.samples)
+            for one, other in zip(some, others, strict=True)
         )
-        wrong.append(f"samples of {len(samples) - sum(samples)} of {len(samples)} differ, by {worst:.1e}")
-    return {"requests": len(codes), "codes_equal": sum(codes), "samples_equal": sum(samples), "wrong": wrong}
+        wrong.append(
+            f"samples of {len(samples) - sum(samples)} of {len(samples)} differ, by {worst:.1e}"
+        )
+    return {
+        "requests": len(codes),
+        "codes_equal": sum(codes),
+        "samples_equal": sum(samples),
+        "wrong": wrong,
+    }
 
 
 def _first_difference(one: Speech, other: Speech) -> int | None:

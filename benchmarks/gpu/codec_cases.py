@@ -14,7 +14,9 @@ from hocket.kernels.types import Packed, RingWindow
 from hocket.models.codec import Codec, ConvShape, RingStage
 
 
-def codec_cases(codec: Codec, second: Codec, arguments: Namespace, device: torch.device) -> Iterator[Case]:
+def codec_cases(
+    codec: Codec, second: Codec, arguments: Namespace, device: torch.device
+) -> Iterator[Case]:
     """The transformers of one codec, the convolutions of another."""
     for chunk in arguments.chunks.split(","):
         streams, frames = map(int, chunk.split("x"))
@@ -57,23 +59,40 @@ def stage_cases(stage: RingStage, streams: int, frames: int, on: torch.device) -
     ):
         for fp8 in (False, True):
             nbytes = rows * width * (moved + (written // 2 if fp8 else written))
-            yield Case(f"{operation.name}{' fp8' * fp8} {rows} x {width}", nbytes, partial(norm, operation, fp8))
+            yield Case(
+                f"{operation.name}{' fp8' * fp8} {rows} x {width}",
+                nbytes,
+                partial(norm, operation, fp8),
+            )
 
 
-def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.device) -> Iterator[Case]:
+def ring_cases(
+    stage: RingStage, counts: Sequence[int], label: str, on: torch.device
+) -> Iterator[Case]:
     """Attention of streams with `counts` new frames."""
     ring, width = stage.ring, stage.width
-    heads, size, unit, context = ring.kv_heads, ring.head_dim, ring.tokens_per_frame, ring.context_tokens
+    heads, size, unit, context = (
+        ring.kv_heads,
+        ring.head_dim,
+        ring.tokens_per_frame,
+        ring.context_tokens,
+    )
     streams, tokens = len(counts), sum(counts) * unit
     counts_S = torch.tensor(counts, device=on)
     starts_S, firsts_S = torch.full_like(counts_S, 1000), counts_S.cumsum(0) - counts_S
-    pack = Packed(torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, sum(counts), max(counts))
+    pack = Packed(
+        torch.randperm(streams, device=on), starts_S, counts_S, firsts_S, sum(counts), max(counts)
+    )
     window = RingWindow(pack, unit, context, context + max(counts) * unit)
     turns = kernel(ops.pair_turns)(window, size, stage.rope_base)
 
     def prepare(operation: AnyOperation) -> Callable[[], object]:
         shape = (streams, window.capacity, heads, size)
-        qkv, keys, values = randn(tokens, 3 * width, on=on), randn(*shape, on=on), randn(*shape, on=on)
+        qkv, keys, values = (
+            randn(tokens, 3 * width, on=on),
+            randn(*shape, on=on),
+            randn(*shape, on=on),
+        )
         return lambda: kernel(operation)(qkv, turns, window, keys, values)
 
     def turn() -> Callable[[], object]:
@@ -87,8 +106,14 @@ def ring_cases(stage: RingStage, counts: Sequence[int], label: str, on: torch.de
         return lambda: kernel(ops.copy_rings)(rings, move_3, target, context, unit)
 
     yield Case(f"pair_turns {label}", 4 * tokens * size, turn)
-    yield Case(f"copy_rings {ring.layers} x {context} x {width}", 8 * ring.layers * context * width, copy)
-    yield Case(f"append_rotated {label}", tokens * (8 * width + 4 * size), partial(prepare, ops.append_rotated))
+    yield Case(
+        f"copy_rings {ring.layers} x {context} x {width}", 8 * ring.layers * context * width, copy
+    )
+    yield Case(
+        f"append_rotated {label}",
+        tokens * (8 * width + 4 * size),
+        partial(prepare, ops.append_rotated),
+    )
     nbytes = 4 * width * (2 * tokens + streams * (context - 1)) + 4 * tokens * size
     attend = partial(prepare, ops.ring_attention)
     flops = 4.0 * tokens * width * context
@@ -108,7 +133,9 @@ def conv_cases(codec: Codec, streams: int, frames: int, on: torch.device) -> Ite
         x = randn(streams * frames * last.positions_per_frame, last.channels, on=on)
         return lambda: kernel(ops.keep_tail)(x, pack, tails)
 
-    yield Case(f"keep_tail {streams} x {last.channels}", 4 * streams * columns * last.channels, keep)
+    yield Case(
+        f"keep_tail {streams} x {last.channels}", 4 * streams * columns * last.channels, keep
+    )
     for conv in codec.convolutions:
         if conv.is_depthwise:
             yield depthwise_case(conv, streams, frames, on)
@@ -120,7 +147,10 @@ def causal_conv_case(conv: ConvShape, streams: int, frames: int, on: torch.devic
 
     def convolve() -> Callable[[], object]:
         x, weight = randn(tokens, channels, on=on), randn(taps, channels, channels, on=on)
-        pack, tails = some_pack(streams, frames, on), some_tails(conv, streams, on) if taps > 1 else None
+        pack, tails = (
+            some_pack(streams, frames, on),
+            some_tails(conv, streams, on) if taps > 1 else None,
+        )
         snake = torch.rand(channels, device=on), torch.rand(channels, device=on)
         residual = None if taps > 1 else torch.zeros_like(x)
         fixed = (weight, randn(channels, on=on), conv.dilation, residual, snake, taps == 1)
@@ -136,7 +166,13 @@ def depthwise_case(conv: ConvShape, streams: int, frames: int, on: torch.device)
 
     def filter_channels() -> Callable[[], object]:
         pack, tails = some_pack(streams, frames, on), some_tails(conv, streams, on)
-        fixed = randn(tokens, channels, on=on), pack, tails, randn(conv.taps, channels, on=on), randn(channels, on=on)
+        fixed = (
+            randn(tokens, channels, on=on),
+            pack,
+            tails,
+            randn(conv.taps, channels, on=on),
+            randn(channels, on=on),
+        )
         return lambda: kernel(ops.depthwise_conv)(*fixed)
 
     return Case(f"depthwise_conv {tokens} x {channels}", 4 * tokens * channels, filter_channels)
@@ -146,7 +182,9 @@ def join_case(width: int, tokens: int, on: torch.device) -> Case:
     """A residual sum of the decoder's transformer and the norm after it."""
 
     def join() -> Callable[[], object]:
-        x, scale, weight = (torch.rand(*shape, device=on) for shape in ((tokens, width), (width,), (width,)))
+        x, scale, weight = (
+            torch.rand(*shape, device=on) for shape in ((tokens, width), (width,), (width,))
+        )
         delta = randn(tokens, width, on=on)
         return lambda: kernel(ops.scaled_add_rms_norm)(x, delta, scale, weight, 1e-5, BF16)
 

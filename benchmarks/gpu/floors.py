@@ -64,9 +64,14 @@ class _Matrices:
     def of(cls, module: nn.Module) -> _Matrices:
         linears = [part for part in module.modules() if isinstance(part, nn.Linear | Fp8Linear)]
         weights = [part.weight8 if isinstance(part, Fp8Linear) else part.weight for part in linears]
-        elements, nbytes = sum(weight.numel() for weight in weights), sum(weight.nbytes for weight in weights)
+        elements, nbytes = (
+            sum(weight.numel() for weight in weights),
+            sum(weight.nbytes for weight in weights),
+        )
         # A few projections of a codec are not quantised.
-        eighth = next((weight.dtype for weight in weights if weight.itemsize == 1), weights[0].dtype)
+        eighth = next(
+            (weight.dtype for weight in weights if weight.itemsize == 1), weights[0].dtype
+        )
         return cls(elements, nbytes, compute_dtype(linears[0]).itemsize, eighth)
 
 
@@ -112,5 +117,8 @@ def decode_work(codec: Codec, streams: int, frames: int) -> Work | None:
         tokens = streams * frames * ring.tokens_per_frame
         seen = streams * (ring.context_tokens - 1 + frames * ring.tokens_per_frame)
         nbytes += weights.nbytes + 2 * ring.layers * seen * stage.width * weights.out_bytes
-        flops += 2.0 * weights.elements * tokens + 4.0 * ring.layers * tokens * ring.context_tokens * stage.width
+        flops += (
+            2.0 * weights.elements * tokens
+            + 4.0 * ring.layers * tokens * ring.context_tokens * stage.width
+        )
     return Work(nbytes, flops, weights.dtype)

@@ -38,9 +38,13 @@ _PREDICTED_ROWS = 64
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Precision of FP8, part by part.")
-    parser.add_argument("--model", required=True, help="checkpoint folder, or a name that ships with the package")
+    parser.add_argument(
+        "--model", required=True, help="checkpoint folder, or a name that ships with the package"
+    )
     parser.add_argument("--codec", help="codec folder; default: the model's")
-    parser.add_argument("--random-weights", action="store_true", help="only the dimensions are the model's")
+    parser.add_argument(
+        "--random-weights", action="store_true", help="only the dimensions are the model's"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--rows", type=int, default=256, help="rows of context of the backbone")
     parser.add_argument("--frames", type=int, default=64, help="frames for the codec")
@@ -53,7 +57,9 @@ def main() -> None:
 
     def models(dtype: torch.dtype) -> Models:
         if arguments.random_weights:
-            return random_models(arguments.model, arguments.codec, device=device, dtype=dtype, seed=arguments.seed)
+            return random_models(
+                arguments.model, arguments.codec, device=device, dtype=dtype, seed=arguments.seed
+            )
         return loaded_models(arguments.model, arguments.codec, device=device, dtype=dtype)
 
     facts = device_facts(device)
@@ -93,9 +99,9 @@ def fp8_errors(
     sizes = torch.tensor(talker.config.audio_codebook_sizes)
     generator = torch.Generator().manual_seed(seed)
     codes_MN = (torch.rand(2 * rows, len(sizes), generator=generator) * sizes).long().to(device)
-    codec_codes_TN = torch.randint(rounded[1].config.codebook_size, (frames, len(sizes)), generator=generator).to(
-        device
-    )
+    codec_codes_TN = torch.randint(
+        rounded[1].config.codebook_size, (frames, len(sizes)), generator=generator
+    ).to(device)
     text_M = torch.full((len(codes_MN),), talker.config.frame_text_id, device=device)
     x_BTD = torch.unflatten(talker.embed_frame(codes_MN, text_M), 0, (2, rows))
 
@@ -118,7 +124,11 @@ def fp8_errors(
     errors = {
         name: {"bf16": relative_error(bf16, right), "fp8": relative_error(fp8, right)}
         for name, bf16, fp8, right in zip(
-            ("backbone_hidden", "code_logits", "codec_samples"), in_bf16, in_fp8, wanted, strict=True
+            ("backbone_hidden", "code_logits", "codec_samples"),
+            in_bf16,
+            in_fp8,
+            wanted,
+            strict=True,
         )
     }
     errors["backbone_hidden"]["fp8_kv"] = fp8_kv
@@ -133,14 +143,18 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 def _tensors(models: Models) -> Iterator[Tensor]:
     loaded, codec = models
-    return itertools.chain(loaded.talker.parameters(), loaded.talker.buffers(), codec.parameters(), codec.buffers())
+    return itertools.chain(
+        loaded.talker.parameters(), loaded.talker.buffers(), codec.parameters(), codec.buffers()
+    )
 
 
 def _paged_backbone(talker: Talker, x_BTD: Tensor) -> Tensor:
     """The backbone with keys and values in FP8."""
     config, (batch, rows), device = talker.config, x_BTD.shape[:2], x_BTD.device
     table_BP = torch.arange(batch, device=device)[:, None] + 1
-    kv = KVPages.allocate(config.layers, 1 + batch, rows, config.kv_heads, config.head_dim, FP8, device)
+    kv = KVPages.allocate(
+        config.layers, 1 + batch, rows, config.kv_heads, config.head_dim, FP8, device
+    )
     starts_B = torch.zeros(batch, dtype=torch.int64, device=device)
     return talker.backbone(x_BTD, kv, PagedBatch(table_BP, starts_B, starts_B + rows))
 

@@ -37,7 +37,9 @@ CONFIG = EngineConfig(
     rows=3,
     max_context_rows=512,
     prefix_cache=False,
-    chunks=ChunkPolicy(ramp_frames=(2,), steady_chunk_frames=4, min_batch=1, max_batch=2, max_wait_ms=0.0),
+    chunks=ChunkPolicy(
+        ramp_frames=(2,), steady_chunk_frames=4, min_batch=1, max_batch=2, max_wait_ms=0.0
+    ),
 )
 _PREFILL_ROWS = 64
 
@@ -61,13 +63,17 @@ class Checkpoint:
             Sampling(temperature=0.9, top_k=5, top_p=1.0),
         ]
         return [
-            request.model_copy(update={"sampling": rule, "seed": seed, "max_frames": 8, "min_frames": 8})
+            request.model_copy(
+                update={"sampling": rule, "seed": seed, "max_frames": 8, "min_frames": 8}
+            )
             for seed, (request, rule) in enumerate(zip(self.greedy, rules, strict=False))
         ]
 
     def engine(self, device: torch.device, dtype: str) -> Engine:
         with mock.patch("hocket.engine.runners.talker.MAX_PREFILL_ROWS", _PREFILL_ROWS):
-            return Engine.load(self.model, self.codec, device=str(device), dtype=dtype, config=CONFIG)
+            return Engine.load(
+                self.model, self.codec, device=str(device), dtype=dtype, config=CONFIG
+            )
 
     def speak_on_cpu(self) -> tuple[list[Speech], list[Speech]]:
         """Generate the greedy and the sampled requests on a CPU in float32."""
@@ -83,7 +89,9 @@ def checkpoints() -> dict[str, Checkpoint]:
 def _moss() -> Checkpoint:
     folder = GOLDEN / "local_tiny"
     cases = json.loads((folder / "golden_prompts.json").read_text())["cases"]
-    prompts, golden = (load_file(folder / f"golden_{name}.safetensors") for name in ("prompts", "local"))
+    prompts, golden = (
+        load_file(folder / f"golden_{name}.safetensors") for name in ("prompts", "local")
+    )
     references = {"one_ref": ["r1"], "two_ref": ["r1", "r2"], "continuation": ["c1"]}
     requests, frames = [], []
     for case in ("plain", "fields", "one_ref", "two_ref", "continuation"):
@@ -98,7 +106,9 @@ def _moss() -> Checkpoint:
             wanted = golden[f"{case}/{name}"]
             sampling = Sampling(temperature=0.0, repetition_penalty=penalty)
             # A few frames more than the golden ones: the request must stop by itself.
-            requests.append(SpeechRequest(**fields, sampling=sampling, seed=0, max_frames=len(wanted) + 4))
+            requests.append(
+                SpeechRequest(**fields, sampling=sampling, seed=0, max_frames=len(wanted) + 4)
+            )
             frames.append(wanted.astype(np.int64))
     return Checkpoint("local_tiny", folder, GOLDEN / "codec2_tiny", requests, frames)
 
@@ -110,25 +120,38 @@ def _qwen3(name: str) -> Checkpoint:
     for case, entry in json.loads((folder / f"golden_{name}.json").read_text()).items():
         settings = entry["generate_kwargs"]
         for i in range(len(entry["frames"])):
-            asked = {key: value[i] if isinstance(value, list) else value for key, value in entry["request"].items()}
+            asked = {
+                key: value[i] if isinstance(value, list) else value
+                for key, value in entry["request"].items()
+            }
             recording = golden.get(f"{case}/ref/wav{i}")
-            streaming = None if "non_streaming_mode" not in asked else not asked["non_streaming_mode"]
+            streaming = (
+                None if "non_streaming_mode" not in asked else not asked["non_streaming_mode"]
+            )
             requests.append(
                 SpeechRequest(
                     text=asked["text"],
                     language=asked.get("language"),
                     voice=asked.get("speaker"),
                     instruction=asked.get("instruct"),
-                    reference=None if recording is None else AudioArray(recording[None].astype(np.float32), 24_000),
-                    reference_text=None if asked.get("x_vector_only_mode") else asked.get("ref_text"),
+                    reference=None
+                    if recording is None
+                    else AudioArray(recording[None].astype(np.float32), 24_000),
+                    reference_text=None
+                    if asked.get("x_vector_only_mode")
+                    else asked.get("ref_text"),
                     streaming_text=streaming,
-                    sampling=Sampling(temperature=0.0, repetition_penalty=settings["repetition_penalty"]),
+                    sampling=Sampling(
+                        temperature=0.0, repetition_penalty=settings["repetition_penalty"]
+                    ),
                     seed=0,
                     max_frames=settings["max_new_tokens"] - 1,
                 )
             )
             frames.append(golden[f"{case}/codes/{i}"].astype(np.int64))
-    return Checkpoint(name, folder / name, folder / "base_1b7" / "speech_tokenizer", requests, frames)
+    return Checkpoint(
+        name, folder / name, folder / "base_1b7" / "speech_tokenizer", requests, frames
+    )
 
 
 @contextlib.contextmanager
@@ -139,15 +162,27 @@ def eager_execution() -> Iterator[None]:
 
 
 def check_golden(
-    checkpoint: Checkpoint, engine: Engine, dtype: str, on_cpu: Sequence[Speech], sampled_on_cpu: Sequence[Speech]
+    checkpoint: Checkpoint,
+    engine: Engine,
+    dtype: str,
+    on_cpu: Sequence[Speech],
+    sampled_on_cpu: Sequence[Speech],
 ) -> dict[str, Any]:
     """Compare an engine on the device to the official frames, and to the CPU's samples in
     float32.
     """
-    said, sampled = engine.generate_many(checkpoint.greedy), engine.generate_many(checkpoint.sampled)
+    said, sampled = (
+        engine.generate_many(checkpoint.greedy),
+        engine.generate_many(checkpoint.sampled),
+    )
     equal = [_same(one.codes, wanted) for one, wanted in zip(said, checkpoint.frames, strict=True)]
-    firsts = [_same(one.codes[:1], wanted[:1]) for one, wanted in zip(said, checkpoint.frames, strict=True)]
-    drawn = [_same(one.codes, other.codes) for one, other in zip(sampled, sampled_on_cpu, strict=True)]
+    firsts = [
+        _same(one.codes[:1], wanted[:1])
+        for one, wanted in zip(said, checkpoint.frames, strict=True)
+    ]
+    drawn = [
+        _same(one.codes, other.codes) for one, other in zip(sampled, sampled_on_cpu, strict=True)
+    ]
     errors = [
         relative_rms(one.samples, other.samples)
         for one, other in zip([*said, *sampled], [*on_cpu, *sampled_on_cpu], strict=True)
@@ -162,8 +197,16 @@ def check_golden(
     }
     wrong = []
     if dtype == "float32":
-        wrong += [f"greedy frames of request {i} are not the official ones" for i, same in enumerate(equal) if not same]
-        wrong += [f"sampled frames of request {i} are not the CPU's" for i, same in enumerate(drawn) if not same]
+        wrong += [
+            f"greedy frames of request {i} are not the official ones"
+            for i, same in enumerate(equal)
+            if not same
+        ]
+        wrong += [
+            f"sampled frames of request {i} are not the CPU's"
+            for i, same in enumerate(drawn)
+            if not same
+        ]
     if not all(error <= TOLERANCES[dtype] for error in errors):
         wrong.append(f"samples differ by {max(errors):.1e}, more than {TOLERANCES[dtype]:.0e}")
     if not all(np.isfinite(one.samples).all() for one in said):
@@ -197,7 +240,9 @@ def check_codec(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
     bf16_error, usual = (relative_rms(decoded(on, torch.bfloat16), wanted) for on in (device, cpu))
     wrong = []
     if not error <= TOLERANCES["float32"]:
-        wrong.append(f"float32 samples differ by {error:.1e}, more than {TOLERANCES['float32']:.0e}")
+        wrong.append(
+            f"float32 samples differ by {error:.1e}, more than {TOLERANCES['float32']:.0e}"
+        )
     if not bf16_error <= 2 * usual:
         wrong.append(f"bfloat16 samples differ by {bf16_error:.1e}, on a CPU by {usual:.1e}")
     return {
@@ -237,7 +282,9 @@ def relative_rms(made: Samples, wanted: Samples) -> float:
         return float("inf")
     if not wanted.size:
         return 0.0
-    error = float(np.linalg.norm(made.astype(np.float64) - wanted) / max(float(np.linalg.norm(wanted)), 1e-30))
+    error = float(
+        np.linalg.norm(made.astype(np.float64) - wanted) / max(float(np.linalg.norm(wanted)), 1e-30)
+    )
     return error if np.isfinite(error) else float("inf")
 
 

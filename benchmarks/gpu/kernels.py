@@ -33,16 +33,26 @@ from benchmarks.gpu.tools import Report, buffer_sets, device_of, graph_us, numbe
 
 def main() -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("--model", default="moss-tts-local-v1.5", help="dimensions, as for hocket bench engine")
+    parser.add_argument(
+        "--model", default="moss-tts-local-v1.5", help="dimensions, as for hocket bench engine"
+    )
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
-    parser.add_argument("--second", default="qwen3-tts-1.7b", help="dimensions for frame_attention and causal_conv")
+    parser.add_argument(
+        "--second", default="qwen3-tts-1.7b", help="dimensions for frame_attention and causal_conv"
+    )
     parser.add_argument("--second-codec", help="folder of its codec")
-    parser.add_argument("--rows", type=numbers, default=[1, 16, 64, 128, 256], help="of a backbone step and a frame")
-    parser.add_argument("--contexts", type=numbers, default=[320, 1024], help="positions that a step attends to")
+    parser.add_argument(
+        "--rows", type=numbers, default=[1, 16, 64, 128, 256], help="of a backbone step and a frame"
+    )
+    parser.add_argument(
+        "--contexts", type=numbers, default=[320, 1024], help="positions that a step attends to"
+    )
     parser.add_argument("--pages", type=numbers, default=[1, 16, 64], help="of prefill")
     parser.add_argument("--chunks", default="32x15,8x1", help="of the codec: streams x frames")
     parser.add_argument("--only", choices=["kernels", "products"])
-    parser.add_argument("--match", default="", help="only kernels and products with this in their name")
+    parser.add_argument(
+        "--match", default="", help="only kernels and products with this in their name"
+    )
     arguments = parser.parse_args()
     device = device_of(arguments.device)
     report = Report(arguments, device)

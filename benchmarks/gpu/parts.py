@@ -61,23 +61,35 @@ HEADER = f"{'':<10}{'ms':>9}{'floor':>9}{'ratio':>7}{'plain':>9}{'target':>9}"
 
 def main() -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("--model", default=MEASURED_MODEL, help="dimensions, as for hocket bench engine")
+    parser.add_argument(
+        "--model", default=MEASURED_MODEL, help="dimensions, as for hocket bench engine"
+    )
     parser.add_argument("--codec", help="folder of the codec, where the model does not bring it")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--quantize", choices=["fp8"], help="8-bit weights and activations, as engine.quantize")
-    parser.add_argument("--kv-dtype", default="auto", choices=["auto", "fp8"], help="as engine.kv_dtype")
+    parser.add_argument(
+        "--quantize", choices=["fp8"], help="8-bit weights and activations, as engine.quantize"
+    )
+    parser.add_argument(
+        "--kv-dtype", default="auto", choices=["auto", "fp8"], help="as engine.kv_dtype"
+    )
     parser.add_argument("--rows", type=numbers, default=[1, 16, 64, 128, 256])
     parser.add_argument("--context", type=int, default=320, help="positions that a step attends to")
     parser.add_argument("--pages", type=numbers, default=[1, 4, 8, 16, 32, 64])
     parser.add_argument("--streams", type=numbers, default=[1, 8, 16, 32])
     parser.add_argument("--frames", type=numbers, default=[1, 2, 4, 8, 15])
-    parser.add_argument("--profile", action="store_true", help="also list kernels and their times, on a GPU")
+    parser.add_argument(
+        "--profile", action="store_true", help="also list kernels and their times, on a GPU"
+    )
     arguments = parser.parse_args()
     device = device_of(arguments.device)
     report = Report(arguments, device)
-    report.document |= {name: getattr(arguments, name) for name in ("model", "dtype", "quantize", "kv_dtype")}
+    report.document |= {
+        name: getattr(arguments, name) for name in ("model", "dtype", "quantize", "kv_dtype")
+    }
     dtype = getattr(torch, arguments.dtype)
-    model, codec = random_models(arguments.model, arguments.codec, device=device, dtype=dtype, seed=0)
+    model, codec = random_models(
+        arguments.model, arguments.codec, device=device, dtype=dtype, seed=0
+    )
     if arguments.quantize:
         check_fp8_device(device)
         quantize_models(model.talker, codec)
@@ -135,7 +147,11 @@ class Bench:
 
     def frames(self, runner: TalkerRunner) -> None:
         """Measure a backbone step, and the draw of a frame."""
-        talker, sampling, context = self.model.talker, self.model.sampling.codes, self.arguments.context
+        talker, sampling, context = (
+            self.model.talker,
+            self.model.sampling.codes,
+            self.arguments.context,
+        )
         frame = min(context - 1, 50)
 
         def launch(rows: int, is_draw: bool) -> None:
@@ -177,17 +193,26 @@ class Bench:
             # With fewer rows than prompts some rows are written twice, which is the same work.
             runner._run_pages(
                 [
-                    PrefillSlice(i // PROMPT_PAGES % rows, rows_TR, i % PROMPT_PAGES * PAGE_ROWS, True)
+                    PrefillSlice(
+                        i // PROMPT_PAGES % rows, rows_TR, i % PROMPT_PAGES * PAGE_ROWS, True
+                    )
                     for i, rows_TR in enumerate(random.integers(0, entries, shape))
                 ]
             )
 
-        print(f"\npages: prefill of {PAGE_ROWS} rows each, {PROMPT_PAGES} pages a prompt\n{HEADER}", flush=True)
+        print(
+            f"\npages: prefill of {PAGE_ROWS} rows each, {PROMPT_PAGES} pages a prompt\n{HEADER}",
+            flush=True,
+        )
         max_pages = max(self.arguments.pages)
         for count in self.arguments.pages:
             min_work = partial(pages_work, talker, count, PAGE_ROWS)
             self.show(
-                f"pages/{count}", runner._launcher, partial(launch, count), min_work, is_listed=count == max_pages
+                f"pages/{count}",
+                runner._launcher,
+                partial(launch, count),
+                min_work,
+                is_listed=count == max_pages,
             )
 
     def chunks(self) -> None:
@@ -198,13 +223,17 @@ class Bench:
         codes_FN = np.random.default_rng(0).integers(0, config.codebook_size, shape)
         runner = self.report.attempt(
             "codec runner",
-            lambda: CodecRunner(self.codec, rows=streams, chunk_sizes=arguments.frames, max_batch=streams),
+            lambda: CodecRunner(
+                self.codec, rows=streams, chunk_sizes=arguments.frames, max_batch=streams
+            ),
         )
         if runner is None:
             return
         path = runner._steady
         with path.launcher.active():
-            for ring in (ring for stage in path.state.stages if stage is not None for ring in stage.layers):
+            for ring in (
+                ring for stage in path.state.stages if stage is not None for ring in stage.layers
+            ):
                 ring.keys.normal_()
                 ring.values.normal_()
             path.state.tails.normal_()
@@ -249,8 +278,14 @@ class Bench:
                 ms = time_us(again, self.device, min_ms=30.0) / 1e3
             found: dict[str, Any] = {"ms": round(ms, 4)}
             if (work := min_work()) is not None:
-                found |= {"floor_ms": round(work.floor_ms, 6), "ratio": round(ms / work.floor_ms, 2)}
-                found |= {"gbytes": round(work.nbytes / 1e9, 4), "gflop": round(work.flops / 1e9, 3)}
+                found |= {
+                    "floor_ms": round(work.floor_ms, 6),
+                    "ratio": round(ms / work.floor_ms, 2),
+                }
+                found |= {
+                    "gbytes": round(work.nbytes / 1e9, 4),
+                    "gflop": round(work.flops / 1e9, 3),
+                }
             if audio_seconds is not None:
                 found["audio_s_per_s"] = round(1e3 * audio_seconds / ms, 1)
             return found
@@ -259,10 +294,21 @@ class Bench:
         if found is None:
             return
         line = f"{name.partition('/')[2]:<10}{found['ms']:>9.3f}"
-        line += f"{found['floor_ms']:>9.3f}{found['ratio']:>7.2f}" if "floor_ms" in found else f"{'-':>9}{'-':>7}"
+        line += (
+            f"{found['floor_ms']:>9.3f}{found['ratio']:>7.2f}"
+            if "floor_ms" in found
+            else f"{'-':>9}{'-':>7}"
+        )
         for table in (PLAIN_MS, TARGET_MS):
-            line += f"{table[name]:>9.2f}" if self.arguments.model == MEASURED_MODEL and name in table else f"{'-':>9}"
-        print(line + (f"{found['audio_s_per_s']:>11.1f}" if audio_seconds is not None else ""), flush=True)
+            line += (
+                f"{table[name]:>9.2f}"
+                if self.arguments.model == MEASURED_MODEL and name in table
+                else f"{'-':>9}"
+            )
+        print(
+            line + (f"{found['audio_s_per_s']:>11.1f}" if audio_seconds is not None else ""),
+            flush=True,
+        )
         if self.arguments.profile and is_listed and self.device.type == "cuda":
             self._list(name, launcher, launch)
 
@@ -271,7 +317,9 @@ class Bench:
             with launcher.active():
                 return kernels_us(replay(launcher, launch), self.device)
 
-        for kernel, (us, count) in list((self.report.measure(f"kernels_us/{name}", profile) or {}).items())[:14]:
+        for kernel, (us, count) in list(
+            (self.report.measure(f"kernels_us/{name}", profile) or {}).items()
+        )[:14]:
             print(f"    {us:>9.1f} us {count:>5} x {kernel[:90]}", flush=True)
 
 

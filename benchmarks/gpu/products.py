@@ -54,8 +54,13 @@ class Product:
             if kind == "fp8":
                 scales = (torch.ones((), device=device),) * 2
             else:
-                scales = torch.rand(self.m, 1, device=device) + 0.5, torch.rand(1, self.n, device=device) + 0.5
-            return lambda: torch._scaled_mm(x_MK, w_NK.t(), *scales, out_dtype=BF16, use_fast_accum=True)
+                scales = (
+                    torch.rand(self.m, 1, device=device) + 0.5,
+                    torch.rand(1, self.n, device=device) + 0.5,
+                )
+            return lambda: torch._scaled_mm(
+                x_MK, w_NK.t(), *scales, out_dtype=BF16, use_fast_accum=True
+            )
 
         size = 2 if kind == "bf16" else 1
         nbytes = (self.m * self.k + self.k * self.n) * size + 2 * self.m * self.n
@@ -80,7 +85,9 @@ def product_cases(arguments: Namespace) -> list[Product]:
     for chunk in arguments.chunks.split(","):
         streams, frames = map(int, chunk.split("x"))
         for stage in codec.ring_stages:
-            made += linear_products(f"codec {chunk}", stage.module, streams * frames * stage.ring.tokens_per_frame)
+            made += linear_products(
+                f"codec {chunk}", stage.module, streams * frames * stage.ring.tokens_per_frame
+            )
     return made
 
 
@@ -105,7 +112,9 @@ def sums(products: Sequence[Product], us: dict[str, float]) -> dict[str, float]:
     parts: dict[str, list[Product]] = {}
     for product in products:
         is_codec = product.part.startswith("codec")
-        parts.setdefault(product.part if is_codec else f"{product.part} M={product.m}", []).append(product)
+        parts.setdefault(product.part if is_codec else f"{product.part} M={product.m}", []).append(
+            product
+        )
     return {
         part: round(sum(one.times * us[one.name] for one in members) / 1e3, 4)
         for part, members in parts.items()

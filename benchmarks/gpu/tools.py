@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from hocket.bench.environment import device_facts, module_command, now, package_versions, python_version
+from hocket.bench.environment import (
+    device_facts,
+    module_command,
+    now,
+    package_versions,
+    python_version,
+)
 
 _T = TypeVar("_T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,10 +36,16 @@ COLD_BYTES = 150e6
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options of every GPU benchmark."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write all figures here, after every measurement")
-    parser.add_argument("--resume", action="store_true", help="measure only what the --json file does not have yet")
-    parser.add_argument("--device", default="cuda", help="cuda (cuda:N), or cpu to try the script itself")
+    parser.add_argument(
+        "--resume", action="store_true", help="measure only what the --json file does not have yet"
+    )
+    parser.add_argument(
+        "--device", default="cuda", help="cuda (cuda:N), or cpu to try the script itself"
+    )
     return parser
 
 
@@ -47,7 +59,10 @@ def device_of(name: str) -> torch.device:
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     else:
-        print("Device cpu: this tries the script itself. Nothing below says anything about a GPU.", flush=True)
+        print(
+            "Device cpu: this tries the script itself. Nothing below says anything about a GPU.",
+            flush=True,
+        )
     return device
 
 
@@ -172,7 +187,9 @@ class Report:
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--resume"])
 
 
-def time_us(call: Callable[[], object], device: torch.device, *, min_ms: float = 10.0, repeats: int = 7) -> float:
+def time_us(
+    call: Callable[[], object], device: torch.device, *, min_ms: float = 10.0, repeats: int = 7
+) -> float:
     """Microseconds of one `call`: the median of `repeats` runs, each of as many calls as take
     `min_ms`.
 
@@ -197,7 +214,9 @@ def graph_us(calls: Sequence[Callable[[], object]], device: torch.device) -> flo
     for call in calls:
         call()
     if device.type != "cuda":
-        return time_us(lambda: [call() for call in calls], device, min_ms=1.0, repeats=3) / len(calls)
+        return time_us(lambda: [call() for call in calls], device, min_ms=1.0, repeats=3) / len(
+            calls
+        )
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -207,7 +226,9 @@ def graph_us(calls: Sequence[Callable[[], object]], device: torch.device) -> flo
     return took
 
 
-def kernels_us(call: Callable[[], object], device: torch.device, *, calls: int = 3) -> dict[str, tuple[float, int]]:
+def kernels_us(
+    call: Callable[[], object], device: torch.device, *, calls: int = 3
+) -> dict[str, tuple[float, int]]:
     """Microseconds and launches of each kernel in one `call`, the longest first, as the profiler
     saw them.
     """
@@ -220,7 +241,10 @@ def kernels_us(call: Callable[[], object], device: torch.device, *, calls: int =
         torch.cuda.synchronize(device)
     found = [event for event in seen.key_averages() if event.self_device_time_total > 0]
     found.sort(key=lambda event: event.self_device_time_total, reverse=True)
-    return {event.key: (round(event.self_device_time_total / calls, 2), event.count // calls) for event in found}
+    return {
+        event.key: (round(event.self_device_time_total / calls, 2), event.count // calls)
+        for event in found
+    }
 
 
 def buffer_sets(nbytes: float, max_sets: int = 256) -> int:

@@ -36,7 +36,13 @@ from tests.support.fake_engine import fake_info
 
 from hocket.bench.engine.random_model import plans
 from hocket.bench.engine.workload import read_workload
-from hocket.bench.environment import cpu_name, module_command, package_versions, python_version, today
+from hocket.bench.environment import (
+    cpu_name,
+    module_command,
+    package_versions,
+    python_version,
+    today,
+)
 from hocket.config import EngineConfig
 from hocket.core import PromptRows
 from hocket.engine.build import EngineParts
@@ -95,14 +101,18 @@ class WaitingTalker:
 
     joins_prefill = True
 
-    def __init__(self, rows: int, n_vq: int, page_rows: int, draw_seconds: float, backbone_seconds: float) -> None:
+    def __init__(
+        self, rows: int, n_vq: int, page_rows: int, draw_seconds: float, backbone_seconds: float
+    ) -> None:
         results = np.random.default_rng(0).integers(0, 1024, (64, rows, n_vq))
         self._codes_KBN = results
         self._page_rows, self._scratch_row = page_rows, rows
         self._draw_seconds, self._backbone_seconds = draw_seconds, backbone_seconds
         self._lane = Lane()
 
-    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None: ...
+    def start(
+        self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows
+    ) -> None: ...
 
     def prefill(self, items: Sequence[PrefillItem], page_table: PageTable) -> None:
         pieces = [
@@ -118,7 +128,9 @@ class WaitingTalker:
         if pieces:
             prefill_batch(pieces, len(pieces), self._page_rows, self._scratch_row)
 
-    def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()) -> FramesInFlight:
+    def launch(
+        self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()
+    ) -> FramesInFlight:
         frame_batch(batch.frame_index_3B, len(batch.requests), self._scratch_row)
         self.prefill(items, page_table)
         drawn = on_its_way(self._lane.run(self._draw_seconds))
@@ -136,7 +148,9 @@ class WaitingCodec:
     pack_frames = 480
     priming_slots = 4
 
-    def __init__(self, config: EngineConfig, n_vq: int, call_seconds: float, frame_seconds: float) -> None:
+    def __init__(
+        self, config: EngineConfig, n_vq: int, call_seconds: float, frame_seconds: float
+    ) -> None:
         most = config.chunks.steady_chunk_frames
         self.kept, self.priming_sizes = config.kept_streams, (most, 4 * most, 8 * most)
         self._rows, self._n_vq = config.rows, n_vq
@@ -145,14 +159,17 @@ class WaitingCodec:
         samples_CS = np.full((CHANNELS, most * FRAME_SAMPLES), 0.1, np.float32)
         power_F = np.full(most, 0.01, np.float32)
         self._chunks = [
-            DecodedChunk(samples_CS[:, : count * FRAME_SAMPLES], power_F[:count]) for count in range(most + 1)
+            DecodedChunk(samples_CS[:, : count * FRAME_SAMPLES], power_F[:count])
+            for count in range(most + 1)
         ]
 
     def start(self, slot: StateSlot) -> None: ...
 
     def copy(self, source: StateSlot, target: StateSlot, frames: int) -> None: ...
 
-    def prime(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event:
+    def prime(
+        self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
+    ) -> torch.cuda.Event:
         return done_at(self._decode(slots, pieces))
 
     def launch(self, batch: DecodeBatch, pieces: Sequence[NDArray[np.int64]]) -> SamplesInFlight:
@@ -244,9 +261,17 @@ def measure(rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
     drive(arguments.seconds)
     after = engine.stats()
     engine.check_integrity()
-    frames, decodes = after.frame_batches - before.frame_batches, after.decode_batches - before.decode_batches
-    frame_rows = after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
-    streams = after.mean_decode_rows * after.decode_batches - before.mean_decode_rows * before.decode_batches
+    frames, decodes = (
+        after.frame_batches - before.frame_batches,
+        after.decode_batches - before.decode_batches,
+    )
+    frame_rows = (
+        after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
+    )
+    streams = (
+        after.mean_decode_rows * after.decode_batches
+        - before.mean_decode_rows * before.decode_batches
+    )
     return {
         "rows": rows,
         "host_ms": round(1e3 * (after.host_seconds - before.host_seconds) / frames, 4),
@@ -262,13 +287,21 @@ def measure(rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, for each")
-    parser.add_argument("--draw-ms", type=float, default=2.4, help="from a frame's launch to its codes")
-    parser.add_argument("--backbone-ms", type=float, default=9.6, help="and to the end of the frame")
+    parser.add_argument(
+        "--draw-ms", type=float, default=2.4, help="from a frame's launch to its codes"
+    )
+    parser.add_argument(
+        "--backbone-ms", type=float, default=9.6, help="and to the end of the frame"
+    )
     parser.add_argument("--codec-ms", type=float, default=4.0, help="of a codec call")
-    parser.add_argument("--codec-frame-ms", type=float, default=0.035, help="more for each of its frames")
+    parser.add_argument(
+        "--codec-frame-ms", type=float, default=0.035, help="more for each of its frames"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     report = {

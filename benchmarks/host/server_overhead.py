@@ -129,7 +129,9 @@ class Listener(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        body = json.dumps({"input": "Hello.", "response_format": "pcm", "max_new_tokens": self._frames}).encode()
+        body = json.dumps(
+            {"input": "Hello.", "response_format": "pcm", "max_new_tokens": self._frames}
+        ).encode()
         cast(asyncio.Transport, transport).write(  # uvloop's transport has another class
             b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -195,7 +197,9 @@ async def lags(into: list[float]) -> None:
         into.append(1e3 * (time.perf_counter() - started - NAP_SECONDS))
 
 
-async def measure(port: int, floor: int, server: int, streams: int, seconds: float) -> dict[str, float]:
+async def measure(
+    port: int, floor: int, server: int, streams: int, seconds: float
+) -> dict[str, float]:
     lags_ms: list[float] = []
     floors_ms: list[float] = []
     lagging = asyncio.create_task(lags(lags_ms))
@@ -239,7 +243,13 @@ def process(role: str) -> Iterator[tuple[int, int]]:
     """Run this module in another process, in that role; yields its port and process id."""
     with socket.create_server((HOST, 0), backlog=2048) as listener:
         port = listener.getsockname()[1]
-        command = [sys.executable, "-m", "benchmarks.host.server_overhead", role, str(listener.fileno())]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.host.server_overhead",
+            role,
+            str(listener.fileno()),
+        ]
         started = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
     try:
         yield port, started.pid
@@ -249,7 +259,9 @@ def process(role: str) -> Iterator[tuple[int, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--output", type=Path, help="keep the report in this file, too")
@@ -257,7 +269,9 @@ def main() -> None:
     parser.add_argument("--floor", type=int, metavar="FD", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None or arguments.floor is not None:
-        listener = socket.socket(fileno=arguments.floor if arguments.serve is None else arguments.serve)
+        listener = socket.socket(
+            fileno=arguments.floor if arguments.serve is None else arguments.serve
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve_floor(listener) if arguments.serve is None else serve(listener))
         return
@@ -266,8 +280,13 @@ def main() -> None:
         process("--floor") as (floor, _),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(one_client(port, floor, 1.0))  # warms all up; the first request waits until the server is there
-        results = [runner.run(measure(port, floor, server, n, arguments.seconds)) for n in (1, arguments.streams)]
+        runner.run(
+            one_client(port, floor, 1.0)
+        )  # warms all up; the first request waits until the server is there
+        results = [
+            runner.run(measure(port, floor, server, n, arguments.seconds))
+            for n in (1, arguments.streams)
+        ]
     report = {
         "benchmark": "server_overhead",
         "command": module_command(),

@@ -39,7 +39,9 @@ class Driver:
 
     def __init__(self, rows: int, step_seconds: float) -> None:
         pages_per_request = -(-(PROMPT_ROWS + MAX_FRAMES) // 32) + 1  # one page to grow into
-        config = SchedulerConfig(rows=rows, pages=rows * pages_per_request + 1, max_waiting=4 * rows)
+        config = SchedulerConfig(
+            rows=rows, pages=rows * pages_per_request + 1, max_waiting=4 * rows
+        )
         self.scheduler = Scheduler(config, ChunkPolicy(), frame_seconds=FRAME_SECONDS)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.frames = 0
@@ -54,7 +56,12 @@ class Driver:
         text = self._random.integers(0, 1024, (PROMPT_ROWS - SHARED_ROWS, 13))
         prompt = np.concatenate([self._voices[self._added % len(self._voices)], text])
         max_frames = int(self._random.integers(MAX_FRAMES // 2, MAX_FRAMES))
-        self._timed("add", lambda: self.scheduler.add(str(self._added), prompt, max_frames=max_frames, now=self._now))
+        self._timed(
+            "add",
+            lambda: self.scheduler.add(
+                str(self._added), prompt, max_frames=max_frames, now=self._now
+            ),
+        )
         self._added += 1
 
     def step(self) -> float:
@@ -65,7 +72,9 @@ class Driver:
         items = self._timed("prefill", scheduler.next_prefill)
         self._timed("prefill", lambda: scheduler.finish_prefill(items, now))
         batch = self._timed("frames", scheduler.next_frames)
-        self._timed("collect", lambda: scheduler.collect_frames(batch, [False] * len(batch.requests), now))
+        self._timed(
+            "collect", lambda: scheduler.collect_frames(batch, [False] * len(batch.requests), now)
+        )
         self.frames += len(batch.requests)
         decode = self._timed("decode", lambda: scheduler.next_decode(now))
         if decode is not None:
@@ -88,7 +97,9 @@ class Driver:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--step-ms", type=float, default=12.0, help="simulated length of a step")
@@ -111,7 +122,9 @@ def main() -> None:
         "mean_ms": round(float(spent_ms.mean()), 4),
         "p50_ms": round(float(np.quantile(spent_ms, 0.5)), 4),
         "p99_ms": round(float(np.quantile(spent_ms, 0.99)), 4),
-        "parts_ms": {part: round(s / arguments.steps * 1e3, 4) for part, s in driver.seconds.items()},
+        "parts_ms": {
+            part: round(s / arguments.steps * 1e3, 4) for part, s in driver.seconds.items()
+        },
         "python": python_version(),
         "processor": cpu_name(),
     }

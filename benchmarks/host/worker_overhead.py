@@ -46,7 +46,12 @@ class PacedEngine(FakeEngine):
         self._next_at = 0.0
 
     def add(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> str:
         frames, rate = map(int, request.text.split())
         self._samples, self._rate = np.zeros((2, frames * FRAME_SAMPLES), np.float32), rate
@@ -108,14 +113,20 @@ async def measure(
 
 
 async def run(endpoint: str, streams: int, seconds: float) -> list[dict[str, float | bool]]:
-    loads = [(1, 1, 100), (streams, 15, 1500), *((streams, 1, rate) for rate in (1500, 3000, 6000, 12000))]
+    loads = [
+        (1, 1, 100),
+        (streams, 15, 1500),
+        *((streams, 1, rate) for rate in (1500, 3000, 6000, 12000)),
+    ]
     async with await EngineClient.connect(endpoint) as client:
         await client.wait_ready(20)
         return [await measure(client, *load, seconds) for load in loads]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
@@ -125,7 +136,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="hocket-") as folder:
         endpoint = f"ipc://{folder}/s"
-        worker = subprocess.Popen([sys.executable, "-m", "benchmarks.host.worker_overhead", "--serve", endpoint])
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.host.worker_overhead", "--serve", endpoint]
+        )
         try:
             results = asyncio.run(run(endpoint, arguments.streams, arguments.seconds))
         finally:

@@ -68,14 +68,19 @@ class ChunkPolicy(StrictModel):
     @model_validator(mode="after")
     def _sizes_grow(self) -> ChunkPolicy:
         if list(self.sizes) != sorted(self.sizes):
-            raise ValueError(f"chunk sizes must not shrink from first to ramp to steady, got {self.sizes}")
+            raise ValueError(
+                f"chunk sizes must not shrink from first to ramp to steady, got {self.sizes}"
+            )
         if 0 < self.first_batch_frames < self.first_chunk_frames:
             raise ValueError(
-                f"first_batch_frames {self.first_batch_frames} is under first_chunk_frames {self.first_chunk_frames}; "
+                f"first_batch_frames {self.first_batch_frames} is under first_chunk_frames "
+                f"{self.first_chunk_frames}; "
                 "raise it, or give 0"
             )
         if self.min_batch > self.max_batch:
-            raise ValueError(f"min_batch {self.min_batch} is above max_batch {self.max_batch}; lower it")
+            raise ValueError(
+                f"min_batch {self.min_batch} is above max_batch {self.max_batch}; lower it"
+            )
         return self
 
     @cached_property

@@ -50,7 +50,9 @@ MAX_TEXT_CHARACTERS = 100_000
 class StrictModel(BaseModel):
     """Frozen model in which an unknown key or a wrong type is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True
+    )
 
 
 Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
@@ -197,7 +199,13 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.kv_bytes + self.ring_bytes + self.row_bytes + self.workspace_bytes
+        return (
+            self.weight_bytes
+            + self.kv_bytes
+            + self.ring_bytes
+            + self.row_bytes
+            + self.workspace_bytes
+        )
 
 
 class SpeechRequest(StrictModel):
@@ -241,20 +249,32 @@ class SpeechRequest(StrictModel):
     min_frames: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
     @field_validator(
-        "text", "language", "instruction", "quality", "sound_event", "ambient_sound", "voice", "reference_text", "join"
+        "text",
+        "language",
+        "instruction",
+        "quality",
+        "sound_event",
+        "ambient_sound",
+        "voice",
+        "reference_text",
+        "join",
     )
     @classmethod
     def _readable(cls, value: str | None) -> str | None:
         if value is None:
             return None
         if len(value) > MAX_TEXT_CHARACTERS:
-            raise ValueError(f"has {len(value):,} characters; {MAX_TEXT_CHARACTERS:,} is the most, split it")
+            raise ValueError(
+                f"has {len(value):,} characters; {MAX_TEXT_CHARACTERS:,} is the most, split it"
+            )
         if "\x00" in value:
             raise ValueError("contains a NUL character; remove it")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError("contains a lone surrogate, which is not a character; fix the text's encoding") from None
+            raise ValueError(
+                "contains a lone surrogate, which is not a character; fix the text's encoding"
+            ) from None
         return value
 
     @field_validator("text", "reference_text")
@@ -267,11 +287,16 @@ class SpeechRequest(StrictModel):
     @field_validator("reference")
     @classmethod
     def _reference_kinds(cls, value: Any) -> tuple[Reference, ...]:
-        items = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+        items = (
+            () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+        )
         for item in items:
-            if not isinstance(item, Path | str | bytes | AudioArray | PreparedReference | np.ndarray):
+            if not isinstance(
+                item, Path | str | bytes | AudioArray | PreparedReference | np.ndarray
+            ):
                 raise ValueError(
-                    f"is a {type(item).__name__}; give a path, the bytes of a file, an AudioArray or an array of codes"
+                    f"is a {type(item).__name__}; give a path, the bytes of a file, an AudioArray "
+                    "or an array of codes"
                 )
         return items
 
@@ -289,7 +314,9 @@ class SpeechRequest(StrictModel):
     @model_validator(mode="after")
     def _min_is_not_above_max(self) -> SpeechRequest:
         if self.max_frames is not None and self.min_frames > self.max_frames:
-            raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}; lower it")
+            raise ValueError(
+                f"min_frames {self.min_frames} is above max_frames {self.max_frames}; lower it"
+            )
         return self
 
     @property

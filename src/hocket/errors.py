@@ -73,7 +73,11 @@ class InvalidRequestError(HocketError):
     def renamed(self, names: Mapping[str, str]) -> Self:
         """The same error for a client that has `names` of its own for some fields."""
         param = None if self.param is None else names.get(self.param, self.param)
-        message = self.message.filled(param, names) if isinstance(self.message, Template) else self.message
+        message = (
+            self.message.filled(param, names)
+            if isinstance(self.message, Template)
+            else self.message
+        )
         return type(self)(message, param=param)
 
 
@@ -115,7 +119,8 @@ class EngineStoppedError(HocketError):
 def not_finite() -> HocketError:
     """The error for speech with samples that are not numbers."""
     return HocketError(
-        "the speech contains NaN or infinity, which no format can hold; report it with the request's seed"
+        "the speech contains NaN or infinity, which no format can hold; report it with the "
+        "request's seed"
     )
 
 

@@ -15,7 +15,14 @@ from hocket.engine.build import engine_memory
 from hocket.errors import CheckpointError
 from hocket.models.family import CodecPlan, TalkerPlan
 from hocket.models.layers.kv_cache import kv_bytes_per_row
-from hocket.models.registry import builtin_model, checkpoint_kind, codec_folder, codec_plan, talker_extras, talker_plan
+from hocket.models.registry import (
+    builtin_model,
+    checkpoint_kind,
+    codec_folder,
+    codec_plan,
+    talker_extras,
+    talker_plan,
+)
 
 Fact = str | int | float
 
@@ -32,7 +39,11 @@ def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> 
     """
     folder = builtin_model() if model is None else resolve_checkpoint(model)
     kind, raw = checkpoint_kind(folder)
-    head: dict[str, Fact] = {"checkpoint": str(folder), "kind": kind, "family": str(raw.get("model_type"))}
+    head: dict[str, Fact] = {
+        "checkpoint": str(folder),
+        "kind": kind,
+        "family": str(raw.get("model_type")),
+    }
     if kind == "codec":
         return {**head, **_codec(codec_plan(folder, dtype))}
     extras = talker_extras(folder)
@@ -45,14 +56,21 @@ def describe(model: str | None, dtype: torch.dtype, rows: int | None = None) -> 
     except CheckpointError as error:
         return {**head, **talker, "codec": str(error)}
     codec = _codec(codec_plan(belonging, dtype))
-    totals = {f"total_{name}": int(talker[name]) + int(codec[name]) for name in ("parameters", "weight_bytes")}
+    totals = {
+        f"total_{name}": int(talker[name]) + int(codec[name])
+        for name in ("parameters", "weight_bytes")
+    }
     return {
         **head,
         **talker,
         "codec_checkpoint": str(belonging),
         **{f"codec_{name}": value for name, value in codec.items()},
         **totals,
-        **({} if rows is None else _memory(engine_memory(model, None, dtype, EngineConfig(rows=rows)))),
+        **(
+            {}
+            if rows is None
+            else _memory(engine_memory(model, None, dtype, EngineConfig(rows=rows)))
+        ),
     }
 
 

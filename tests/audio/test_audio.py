@@ -34,7 +34,9 @@ from hocket.errors import AudioFileError
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
 
 
-def tone(rate: int, seconds: float = 1.0, channels: int = 1, hertz: float = 440.0) -> NDArray[np.float32]:
+def tone(
+    rate: int, seconds: float = 1.0, channels: int = 1, hertz: float = 440.0
+) -> NDArray[np.float32]:
     """A sine [C, S]; each channel has its own pitch and level."""
     times_S = np.arange(round(rate * seconds)) / rate
     return np.stack(
@@ -46,7 +48,9 @@ def encoded(samples_CS: NDArray[np.float32], rate: int, muxer: str, codec: str) 
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=muxer) as container:
         layout = LAYOUTS[samples_CS.shape[0]]
-        stream = container.add_stream(codec, rate=rate, layout=layout, options={"strict": "experimental"})
+        stream = container.add_stream(
+            codec, rate=rate, layout=layout, options={"strict": "experimental"}
+        )
         assert isinstance(stream, av.AudioStream)
         container.start_encoding()
         if samples_CS.size:
@@ -171,9 +175,18 @@ def test_what_is_not_audio_is_refused_by_name(tmp_path: Path, content: bytes, me
 
 # A part of an Ogg stream is a valid one, so a truncated one cannot be detected.
 DAMAGE = [
-    *((muxer, codec, "cut") for muxer, codec in [("flac", "flac"), ("ipod", "aac"), ("webm", "libopus")]),
-    *((muxer, codec, "overwritten") for muxer, codec in [("flac", "flac"), ("ipod", "aac"), ("webm", "libopus")]),
-    *((muxer, codec, "overwritten") for muxer, codec in [("ogg", "libopus"), ("adts", "aac"), ("mp3", "libmp3lame")]),
+    *(
+        (muxer, codec, "cut")
+        for muxer, codec in [("flac", "flac"), ("ipod", "aac"), ("webm", "libopus")]
+    ),
+    *(
+        (muxer, codec, "overwritten")
+        for muxer, codec in [("flac", "flac"), ("ipod", "aac"), ("webm", "libopus")]
+    ),
+    *(
+        (muxer, codec, "overwritten")
+        for muxer, codec in [("ogg", "libopus"), ("adts", "aac"), ("mp3", "libmp3lame")]
+    ),
 ]
 
 
@@ -242,7 +255,9 @@ def test_decoding_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     data = encoded(np.zeros((1, 8000 * 600), np.float32), 8000, "flac", "flac")
     monkeypatch.setattr("hocket.audio.io._frame_samples", counting)
-    with pytest.raises(AudioFileError, match=r"longer than the limit of 2 s \(its header says 600.0 s\)"):
+    with pytest.raises(
+        AudioFileError, match=r"longer than the limit of 2 s \(its header says 600.0 s\)"
+    ):
         decode_audio(data, max_bytes=1 << 26, max_seconds=2.0)
     assert 0 < frames < 100  # of more than a thousand
 
@@ -256,7 +271,9 @@ def test_a_recording_of_exactly_the_limit_is_read() -> None:
 # ------------------------------------------------------------------------------------- resampling
 
 
-def direct_resample(samples_S: NDArray[np.float32], from_rate: int, to_rate: int) -> NDArray[np.float64]:
+def direct_resample(
+    samples_S: NDArray[np.float32], from_rate: int, to_rate: int
+) -> NDArray[np.float64]:
     """The defining sum, output by output, in float64: sum over inputs of x[i] h(n / to - i /
     from).
     """
@@ -295,11 +312,17 @@ def test_resampling_is_the_defining_sum(from_rate: int, to_rate: int, length: in
         # Float32 times are off by 6e-8 of a period of the two rates, which is long where they have
         # no common divisor.
         period_taps = max(from_rate, to_rate) / math.gcd(from_rate, to_rate)
-        np.testing.assert_allclose(found_S, wanted_S, rtol=0, atol=5e-5 if period_taps < 1000 else 5e-4)
+        np.testing.assert_allclose(
+            found_S, wanted_S, rtol=0, atol=5e-5 if period_taps < 1000 else 5e-4
+        )
 
 
 @settings(max_examples=50, deadline=None)
-@given(from_rate=st.integers(4000, 20000), to_rate=st.integers(4000, 20000), length=st.integers(1, 3000))
+@given(
+    from_rate=st.integers(4000, 20000),
+    to_rate=st.integers(4000, 20000),
+    length=st.integers(1, 3000),
+)
 def test_resampled_length_is_rounded_up(from_rate: int, to_rate: int, length: int) -> None:
     assert resample(np.ones((1, length), np.float32), from_rate, to_rate).shape == (
         1,
@@ -371,7 +394,13 @@ def test_what_is_written_is_read(
 
 def test_the_rate_that_an_encoder_lacks_is_its_next_higher_one(tmp_path: Path) -> None:
     rates = {}
-    for suffix, rate in [(".mp3", 300), (".mp3", 44000), (".mp3", 96000), (".m4a", 47999), (".m4a", 192000)]:
+    for suffix, rate in [
+        (".mp3", 300),
+        (".mp3", 44000),
+        (".mp3", 96000),
+        (".m4a", 47999),
+        (".m4a", 192000),
+    ]:
         write_audio(tmp_path / f"speech{suffix}", tone(rate, 0.5, hertz=100), rate)
         rates[suffix, rate] = decoded(tmp_path / f"speech{suffix}").sample_rate
     assert list(rates.values()) == [8000, 44100, 48000, 48000, 96000]
@@ -384,14 +413,39 @@ def test_wav_headers_are_exact(tmp_path: Path) -> None:
         data = path.read_bytes()
         assert len(data) == 44 + 4 * length
         assert struct.unpack("<4sI8sIHHIIHH4sI", data[:44]) == (
-            *(b"RIFF", 36 + 4 * length, b"WAVEfmt ", 16, 1, 2, 48000, 192000, 4, 16, b"data", 4 * length),
+            *(
+                b"RIFF",
+                36 + 4 * length,
+                b"WAVEfmt ",
+                16,
+                1,
+                2,
+                48000,
+                192000,
+                4,
+                16,
+                b"data",
+                4 * length,
+            ),
         )
         with wave.open(str(path)) as reader:
             assert reader.getnframes() == length
 
 
 def test_rounding_and_clipping_to_16_bits(tmp_path: Path) -> None:
-    values = [0.0, 0.5, 1.0, 2.0, -1.0, -2.0, 0.5 / 32768, 1.5 / 32768, 2.5 / 32768, -0.5 / 32768, -1.6 / 32768]
+    values = [
+        0.0,
+        0.5,
+        1.0,
+        2.0,
+        -1.0,
+        -2.0,
+        0.5 / 32768,
+        1.5 / 32768,
+        2.5 / 32768,
+        -0.5 / 32768,
+        -1.6 / 32768,
+    ]
     wanted = [0, 16384, 32767, 32767, -32768, -32768, 0, 2, 2, 0, -2]
     for suffix in (".wav", ".flac"):
         path = tmp_path / f"speech{suffix}"
@@ -402,9 +456,15 @@ def test_rounding_and_clipping_to_16_bits(tmp_path: Path) -> None:
 def test_16_bits_on_the_device_are_those_of_the_host() -> None:
     random = np.random.default_rng(0)
     ties = (np.arange(-65540, 65541) / 2 / 32768).astype(np.float32)
-    samples = np.concatenate([ties, np.nextafter(ties, np.float32(9)), np.nextafter(ties, np.float32(-9))])
     samples = np.concatenate(
-        [samples, random.normal(size=100_000).astype(np.float32), np.array([1e30, -1e30, 1e-40], np.float32)]
+        [ties, np.nextafter(ties, np.float32(9)), np.nextafter(ties, np.float32(-9))]
+    )
+    samples = np.concatenate(
+        [
+            samples,
+            random.normal(size=100_000).astype(np.float32),
+            np.array([1e30, -1e30, 1e-40], np.float32),
+        ]
     )
     wanted = to_int16(samples)
     assert (int(wanted.min()), int(wanted.max()), wanted.dtype.name) == (-32768, 32767, "int16")
@@ -416,7 +476,11 @@ def test_16_bits_on_the_device_are_those_of_the_host() -> None:
 def test_16_bits_come_back_from_floats() -> None:
     integers = np.arange(-32768, 32768).astype(np.int16)[None]
     floats = to_float32(integers)
-    assert (floats.dtype.name, float(floats.min()), float(floats.max())) == ("float32", -1.0, 32767 / 32768)
+    assert (floats.dtype.name, float(floats.min()), float(floats.max())) == (
+        "float32",
+        -1.0,
+        32767 / 32768,
+    )
     assert np.array_equal(to_int16(floats), integers)
     assert to_int16(integers) is integers
     assert to_float32(floats) is floats
@@ -449,7 +513,9 @@ def test_float_wav_keeps_every_bit(tmp_path: Path) -> None:
         write_audio(tmp_path / "speech.flac", samples_CS, 48000, float32=True)
 
 
-@pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3", ".opus", ".ogg", ".webm", ".m4a", ".aac"])
+@pytest.mark.parametrize(
+    "suffix", [".wav", ".flac", ".mp3", ".opus", ".ogg", ".webm", ".m4a", ".aac"]
+)
 def test_same_samples_same_bytes_and_no_samples_a_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"speech{suffix}"
     contents = []
@@ -518,9 +584,13 @@ def test_what_cannot_be_written_is_said_before_and_at_writing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_without_permission_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_writable(tmp_path / "speech.wav")
-    monkeypatch.setattr(os, "access", lambda *_: False)  # permissions do not bind a test that runs as root
+    monkeypatch.setattr(
+        os, "access", lambda *_: False
+    )  # permissions do not bind a test that runs as root
     with pytest.raises(AudioFileError, match="no permission"):
         check_writable(tmp_path / "speech.wav")
 

@@ -62,7 +62,10 @@ def test_every_integer_type_is_read(tmp_path: Path, dtype: str) -> None:
         (npy(CODES_FN[None]), r"shape \(1, 3, 12\); codes are"),
         (npy(CODES_FN[:0]), r"shape \(0, 12\), which holds no codes"),
         (npy(CODES_FN - 1), "holds -1, which is no code"),
-        (npy(CODES_FN.astype(np.uint64) + np.uint64(2**63)), f"holds {2**63 + 35}, which is no code"),
+        (
+            npy(CODES_FN.astype(np.uint64) + np.uint64(2**63)),
+            f"holds {2**63 + 35}, which is no code",
+        ),
     ],
 )
 def test_what_is_not_codes_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
@@ -83,14 +86,19 @@ def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
 
 def test_where_codes_cannot_go_is_said_first(tmp_path: Path) -> None:
     check_codes_writable(tmp_path / "voice.NPY")
-    for path, message in [(tmp_path / "voice.wav", "suffix .npy"), (tmp_path / "absent" / "v.npy", "does not exist")]:
+    for path, message in [
+        (tmp_path / "voice.wav", "suffix .npy"),
+        (tmp_path / "absent" / "v.npy", "does not exist"),
+    ]:
         with pytest.raises(AudioFileError, match=message):
             check_codes_writable(path)
         with pytest.raises(AudioFileError, match=message):
             write_codes(path, CODES_FN)
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 

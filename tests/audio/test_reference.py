@@ -13,7 +13,12 @@ from safetensors.torch import load_file
 
 from hocket.audio.codes_file import write_codes
 from hocket.audio.io import resample, write_audio
-from hocket.audio.reference import load_reference_codes, normalise_loudness, prepare_audio, prepare_reference
+from hocket.audio.reference import (
+    load_reference_codes,
+    normalise_loudness,
+    prepare_audio,
+    prepare_reference,
+)
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, Reference
 from hocket.errors import AudioFileError, ReferenceAudioError
@@ -29,7 +34,9 @@ def noise(seconds: float = 1.0, channels: int = 2, level: float = 0.1) -> NDArra
     return (scaled_CS * level / np.sqrt(np.square(scaled_CS).mean())).astype(np.float32)
 
 
-def prepared(reference: Reference, *, sample_rate: int = RATE, channels: int = 2) -> NDArray[np.float32]:
+def prepared(
+    reference: Reference, *, sample_rate: int = RATE, channels: int = 2
+) -> NDArray[np.float32]:
     return prepare_reference(reference, sample_rate=sample_rate, channels=channels, limits=LIMITS)
 
 
@@ -41,15 +48,21 @@ def power_db(samples_CS: NDArray[np.float32]) -> float:
 def test_loudness_is_the_official_one(golden: Path, level: str) -> None:
     tensors = load_file(golden / "local_tiny" / "golden_prompts.safetensors")
     found_CS = normalise_loudness(tensors[f"loudness/{level}/in"].numpy())
-    np.testing.assert_allclose(found_CS, tensors[f"loudness/{level}/out"].numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        found_CS, tensors[f"loudness/{level}/out"].numpy(), rtol=1e-6, atol=1e-7
+    )
 
 
-@pytest.mark.parametrize(("level_db", "wanted_db"), [(-40, -37), (-22, -20), (-20, -20), (-18.5, -20), (-10, -13)])
+@pytest.mark.parametrize(
+    ("level_db", "wanted_db"), [(-40, -37), (-22, -20), (-20, -20), (-18.5, -20), (-10, -13)]
+)
 def test_loudness_moves_by_3_db_at_most(level_db: float, wanted_db: float) -> None:
-    assert power_db(normalise_loudness(noise(level=10 ** (level_db / 20)))) == pytest.approx(wanted_db, abs=0.01)
-    assert power_db(prepared(AudioArray(noise(level=10 ** (level_db / 20)), RATE))) == pytest.approx(
+    assert power_db(normalise_loudness(noise(level=10 ** (level_db / 20)))) == pytest.approx(
         wanted_db, abs=0.01
     )
+    assert power_db(
+        prepared(AudioArray(noise(level=10 ** (level_db / 20)), RATE))
+    ) == pytest.approx(wanted_db, abs=0.01)
 
 
 def test_every_way_to_give_a_recording_gives_the_same(tmp_path: Path) -> None:
@@ -57,7 +70,12 @@ def test_every_way_to_give_a_recording_gives_the_same(tmp_path: Path) -> None:
     samples_CS = noise()
     write_audio(path, samples_CS, RATE, float32=True)
     wanted_CS = prepared(AudioArray(samples_CS, RATE))
-    for reference in (path, str(path), path.read_bytes(), AudioArray(samples_CS.astype(np.float64), RATE)):
+    for reference in (
+        path,
+        str(path),
+        path.read_bytes(),
+        AudioArray(samples_CS.astype(np.float64), RATE),
+    ):
         assert np.array_equal(prepared(reference), wanted_CS)
 
 
@@ -87,7 +105,9 @@ def test_audio_that_is_no_reference_has_no_limits_and_keeps_its_loudness(tmp_pat
     for samples_CS in (noise(0.01), noise(4.0), np.zeros((2, RATE), np.float32)):
         write_audio(path, samples_CS, RATE, float32=True)
         found_CS = prepare_audio(path, sample_rate=44100, channels=1)
-        np.testing.assert_array_equal(found_CS, resample(samples_CS.mean(axis=0, keepdims=True), RATE, 44100))
+        np.testing.assert_array_equal(
+            found_CS, resample(samples_CS.mean(axis=0, keepdims=True), RATE, 44100)
+        )
     with pytest.raises(AudioFileError, match="No such file"):
         prepare_audio(tmp_path / "absent.wav", sample_rate=RATE, channels=2)
 
@@ -115,7 +135,10 @@ def with_value(value: float) -> NDArray[np.float32]:
         (with_value(np.nan), "NaN or infinity"),
         (with_value(-np.inf), "NaN or infinity"),
         (with_value(300.0), "reaches 300; full scale is 1"),
-        (np.zeros((2, RATE), np.float32), r"is silent: its rms level is 0\.0e\+00, a reference's is at least 1\.0e-04"),
+        (
+            np.zeros((2, RATE), np.float32),
+            r"is silent: its rms level is 0\.0e\+00, a reference's is at least 1\.0e-04",
+        ),
         (np.full((2, RATE), 0.5, np.float32), "is silent"),
         (np.stack([np.full(RATE, 0.5), np.full(RATE, -0.5)]).astype(np.float32), "is silent"),
         (noise(level=5e-5), r"is silent: its rms level is 5\.0e-05"),
@@ -161,7 +184,9 @@ def test_unusable_files_are_refused_by_name(tmp_path: Path) -> None:
         assert caught.value.param == "reference"
         assert repr(str(path)) in str(caught.value)
     with pytest.raises(ReferenceAudioError, match="has 10 bytes; the limit is 9"):
-        prepare_reference(bytes(10), sample_rate=RATE, channels=2, limits=ReferenceLimits(max_file_bytes=9))
+        prepare_reference(
+            bytes(10), sample_rate=RATE, channels=2, limits=ReferenceLimits(max_file_bytes=9)
+        )
 
 
 def test_length_is_checked_before_anything_else() -> None:

@@ -41,7 +41,18 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(url: str, *more: str) -> Done:
-    return run("bench", "serve", "--base-url", url, "--no-floor", "--requests", "12", "--clients", "3", *more)
+    return run(
+        "bench",
+        "serve",
+        "--base-url",
+        url,
+        "--no-floor",
+        "--requests",
+        "12",
+        "--clients",
+        "3",
+        *more,
+    )
 
 
 def read(name: str) -> dict[str, Any]:
@@ -53,13 +64,27 @@ def write_references(*names: str) -> None:
     """Two texts with recordings of these names, in turn."""
     for name in names:
         Path(f"{name}.wav").write_bytes(wav(speak(name)))
-    lines = [{"text": f"text number {i}", "reference": f"{names[i % len(names)]}.wav"} for i in range(2)]
+    lines = [
+        {"text": f"text number {i}", "reference": f"{names[i % len(names)]}.wav"} for i in range(2)
+    ]
     Path("texts.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
 
 
 def test_a_report_has_all_that_is_needed_to_repeat_it(url: str, server: FaultyServer) -> None:
     server.headers.clear()
-    done = bench(url, "--api-key", SECRET, "--json", "r.json", "--html", "r.html", "--request-seed", "5", "--seed", "3")
+    done = bench(
+        url,
+        "--api-key",
+        SECRET,
+        "--json",
+        "r.json",
+        "--html",
+        "r.html",
+        "--request-seed",
+        "5",
+        "--seed",
+        "3",
+    )
     assert done.code == 0, done.err
     assert "audio seconds a second" in done.out
     assert "failed answers" in done.out
@@ -77,7 +102,9 @@ def test_a_report_has_all_that_is_needed_to_repeat_it(url: str, server: FaultySe
     assert sorted(request["seed"] for request in server.requests[-12:]) == list(range(5, 17))
 
 
-def test_the_key_is_taken_from_the_environment(url: str, server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_taken_from_the_environment(
+    url: str, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOCKET_API_KEY", SECRET)
     server.headers.clear()
     assert bench(url, "--json", "r.json").code == 0
@@ -86,14 +113,27 @@ def test_the_key_is_taken_from_the_environment(url: str, server: FaultyServer, m
 
 
 def test_the_command_is_kept_without_its_secrets() -> None:
-    shown = command_line(["bench", "--api-key", SECRET, f"--recogniser-api-key={SECRET}", "--seed", "3"])
+    shown = command_line(
+        ["bench", "--api-key", SECRET, f"--recogniser-api-key={SECRET}", "--seed", "3"]
+    )
     assert shown == "hocket bench --api-key '***' '--recogniser-api-key=***' --seed 3"
 
 
 def test_the_page_is_one_file_that_no_text_can_break_out_of(url: str, tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script> <!-- spoken words that are long enough to be said"
     (tmp_path / "t.jsonl").write_text(json.dumps({"text": evil}) + "\n", encoding="utf-8")
-    done = run("bench", "serve", "--base-url", url, "--dataset", "jsonl", "t.jsonl", "--no-floor", "--html", "r.html")
+    done = run(
+        "bench",
+        "serve",
+        "--base-url",
+        url,
+        "--dataset",
+        "jsonl",
+        "t.jsonl",
+        "--no-floor",
+        "--html",
+        "r.html",
+    )
     assert done.code == 0, done.err
     page = Path("r.html").read_text(encoding="utf-8")
     assert page.count("<script") == page.count("</script>") == 1
@@ -106,14 +146,19 @@ def test_the_page_is_one_file_that_no_text_can_break_out_of(url: str, tmp_path: 
 
 
 def test_a_page_is_made_again_from_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["report", str(REPOSITORY / "docs/bench-serve.json"), "made.html"])
+    monkeypatch.setattr(
+        sys, "argv", ["report", str(REPOSITORY / "docs/bench-serve.json"), "made.html"]
+    )
     page_command()
     data = re.search(r"const report = (\{.*\});\n", Path("made.html").read_text(encoding="utf-8"))
     assert data is not None
     report = json.loads((REPOSITORY / "docs/bench-serve.json").read_text(encoding="utf-8"))
     assert json.loads(data[1]) == report
     kept = [
-        request["audio_file"] for stage in report["stages"] for request in stage["requests"] if "audio_file" in request
+        request["audio_file"]
+        for stage in report["stages"]
+        for request in stage["requests"]
+        if "audio_file" in request
     ]
     assert kept
     assert all((REPOSITORY / "docs" / name).is_file() for name in kept)
@@ -124,7 +169,11 @@ def test_failed_answers_are_listed_and_can_be_heard(url: str) -> None:
     assert done.code == 0
     assert "FAIL: 3 clients: 8 of 12 answers" in done.out
     assert "clipped: samples held at full scale" in done.out
-    kept = {request["audio_file"] for request in read("r.json")["stages"][0]["requests"] if "audio_file" in request}
+    kept = {
+        request["audio_file"]
+        for request in read("r.json")["stages"][0]["requests"]
+        if "audio_file" in request
+    }
     assert len(kept) == 4
     assert {str(path) for path in Path("r_audio").iterdir()} == kept
 
@@ -147,7 +196,15 @@ def test_conditions_decide_the_exit_code(url: str, condition: str, code: int) ->
 
 @pytest.mark.parametrize(("most", "code"), [(7, 1), (8, 0)])
 def test_statuses_of_all_numbers_can_be_a_condition(url: str, most: int, code: int) -> None:
-    done = bench(url, "--voice", "good,status,busy", "--fail-if", f"fault_status > {most}", "--json", "r.json")
+    done = bench(
+        url,
+        "--voice",
+        "good,status,busy",
+        "--fail-if",
+        f"fault_status > {most}",
+        "--json",
+        "r.json",
+    )
     assert done.code == code
     figures = read("r.json")["stages"][0]["figures"]
     assert {name: figures[name][0] for name in figures if name.startswith("fault_")} == {
@@ -156,7 +213,9 @@ def test_statuses_of_all_numbers_can_be_a_condition(url: str, most: int, code: i
         "fault_status_503": 4,
     }
     # Each answer is listed once.
-    assert [line.split(":")[0].split() for line in done.out.splitlines() if "an HTTP status" in line] == [
+    assert [
+        line.split(":")[0].split() for line in done.out.splitlines() if "an HTTP status" in line
+    ] == [
         ["4", "status_500"],
         ["4", "status_503"],
     ]
@@ -186,11 +245,24 @@ def test_ramps_and_open_loops(url: str) -> None:
         *("--arrivals", "constant"),
     )
     assert done.code == 0, done.err
-    assert [stage["name"] for stage in read("r.json")["stages"]] == ["1 client", "4 clients", "50/s constant"]
+    assert [stage["name"] for stage in read("r.json")["stages"]] == [
+        "1 client",
+        "4 clients",
+        "50/s constant",
+    ]
 
 
 def test_words_are_counted_by_a_recogniser_behind_an_address(url: str) -> None:
-    done = bench(url, "--transcribe", "--recogniser", url, "--voice", "good,good,stranger", "--json", "r.json")
+    done = bench(
+        url,
+        "--transcribe",
+        "--recogniser",
+        url,
+        "--voice",
+        "good,good,stranger",
+        "--json",
+        "r.json",
+    )
     assert done.code == 0, done.err
     report = read("r.json")
     assert report["wishes"]["recogniser"] == f"whisper-1 at {url}"
@@ -223,12 +295,34 @@ def test_comparing(url: str) -> None:
 
 
 def test_isolation_by_its_exit_code(url: str) -> None:
-    arguments = ("bench", "isolation", "--base-url", url, "--recogniser", url, "--clients", "6", "--limit", "10")
+    arguments = (
+        "bench",
+        "isolation",
+        "--base-url",
+        url,
+        "--recogniser",
+        url,
+        "--clients",
+        "6",
+        "--limit",
+        "10",
+    )
     done = run(*arguments, "--dataset", "plain", "--json", "i.json")
     assert (done.code, done.out.splitlines()[-1]) == (0, "PASS"), done.err
     assert read("i.json")["verdict"] == "isolated"
     with faulty_server(FaultyServer(swaps=True)) as leaking:
-        leak = run("bench", "isolation", "--base-url", leaking, "--recogniser", url, "--clients", "6", "--limit", "10")
+        leak = run(
+            "bench",
+            "isolation",
+            "--base-url",
+            leaking,
+            "--recogniser",
+            url,
+            "--clients",
+            "6",
+            "--limit",
+            "10",
+        )
     assert leak.code == 1
     assert "LEAK" in leak.out
     unproven = run(*arguments, "--voice", "silent")
@@ -237,7 +331,14 @@ def test_isolation_by_its_exit_code(url: str) -> None:
 
 def test_the_engine_by_itself() -> None:
     done = run(
-        *("bench", "engine", "--model", str(GOLDEN / "local_tiny"), "--codec", str(GOLDEN / "codec2_tiny")),
+        *(
+            "bench",
+            "engine",
+            "--model",
+            str(GOLDEN / "local_tiny"),
+            "--codec",
+            str(GOLDEN / "codec2_tiny"),
+        ),
         *("--random-weights", "--clients", "2", "--requests", "3"),
     )
     assert done.code == 0, done.err
@@ -264,11 +365,16 @@ def test_the_engine_by_itself() -> None:
         (("--transcribe", "--recogniser", "/"), "is not a faster-whisper model"),
         ((*REFERENCES, "--similarity", "--speaker-model", "x"), "--speaker-model is 'x'"),
         (("--similarity",), "--similarity needs a dataset with reference recordings"),
-        ((*REFERENCES, "--similarity", "--no-references"), "--similarity needs a dataset with reference recordings"),
+        (
+            (*REFERENCES, "--similarity", "--no-references"),
+            "--similarity needs a dataset with reference recordings",
+        ),
         (("--dialect", "openai", "--request-seed", "1"), "--dialect openai has no field for seeds"),
     ],
 )
-def test_mistakes_are_one_line_and_nothing_is_sent(arguments: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_one_line_and_nothing_is_sent(
+    arguments: tuple[str, ...], message: str
+) -> None:
     write_references("one")
     done = run("bench", "serve", "--base-url", "http://127.0.0.1:9", *arguments)
     assert message in done.error
@@ -302,14 +408,43 @@ def test_an_option_that_does_nothing_alone_is_told_what_to_add(
 
 
 def test_a_recogniser_does_nothing_by_seed() -> None:
-    done = run("bench", "isolation", "--base-url", "http://127.0.0.1:9", "--by", "seed", "--recogniser", "base")
+    done = run(
+        "bench",
+        "isolation",
+        "--base-url",
+        "http://127.0.0.1:9",
+        "--by",
+        "seed",
+        "--recogniser",
+        "base",
+    )
     assert "--recogniser does nothing without --by words" in done.error
 
 
 def test_options_beside_their_partners_are_taken(url: str) -> None:
     done = bench(
-        *(url, "--voice", "good,good,stranger", "--json", "r.json", "--keep-audio", "1", "--pcm-rate", "8000"),
-        *("--pcm-channels", "2", "--transcribe", "--recogniser", url, "--recogniser-model", "m", "--max-cer", "0.97"),
+        *(
+            url,
+            "--voice",
+            "good,good,stranger",
+            "--json",
+            "r.json",
+            "--keep-audio",
+            "1",
+            "--pcm-rate",
+            "8000",
+        ),
+        *(
+            "--pcm-channels",
+            "2",
+            "--transcribe",
+            "--recogniser",
+            url,
+            "--recogniser-model",
+            "m",
+            "--max-cer",
+            "0.97",
+        ),
     )
     assert done.code == 0, done.err
     report = read("r.json")
@@ -324,8 +459,13 @@ def test_options_beside_their_partners_are_taken(url: str) -> None:
 
 def test_voices_are_not_compared_to_one_reference_alone() -> None:
     write_references("one")
-    done = run("bench", "isolation", "--base-url", "http://127.0.0.1:9", *REFERENCES, "--similarity")
-    assert "--similarity needs a dataset with reference recordings, at least 2 different ones" in done.error
+    done = run(
+        "bench", "isolation", "--base-url", "http://127.0.0.1:9", *REFERENCES, "--similarity"
+    )
+    assert (
+        "--similarity needs a dataset with reference recordings, at least 2 different ones"
+        in done.error
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,11 +492,16 @@ def test_the_page_names_every_command_that_brings_a_package() -> None:
     assert "everything else comes with Hocket" not in page
 
 
-def test_a_missing_package_is_told_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "faster_whisper", None)
     monkeypatch.setitem(sys.modules, "resemblyzer", None)
     done = run("bench", "serve", "--base-url", "http://127.0.0.1:9", "--transcribe")
-    assert "--transcribe needs faster-whisper, which is not installed; run: pip install 'hocket[bench]'" in done.error
+    assert (
+        "--transcribe needs faster-whisper, which is not installed; run: pip install "
+        "'hocket[bench]'" in done.error
+    )
     write_references("one")
     done = run("bench", "serve", "--base-url", "http://127.0.0.1:9", *REFERENCES, "--similarity")
     assert "pip install --no-deps resemblyzer" in done.error

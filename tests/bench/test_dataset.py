@@ -20,7 +20,10 @@ def test_the_built_in_sets_are_there_and_say_different_things() -> None:
     assert len({item.id for item in items}) == len(items)
     assert {item.language for item in items} <= set(LANGUAGE_CODES)
     assert all(len(item.text) > 250 for item in load_dataset("paragraphs", None))
-    assert all(any(c.isdigit() for c in item.text) or "quarter" in item.text for item in load_dataset("numbers", None))
+    assert all(
+        any(c.isdigit() for c in item.text) or "quarter" in item.text
+        for item in load_dataset("numbers", None)
+    )
     assert len(load_dataset("plain,short", None)) == 40
 
 
@@ -42,10 +45,16 @@ def seed_tts(folder: Path, lines: list[str]) -> Path:
 
 def test_seed_tts_layout(tmp_path: Path) -> None:
     folder = seed_tts(
-        tmp_path, ["a|Words of it.|prompt-wavs/v1.wav|Say this.", "b||prompt-wavs/v1.wav|And this.|wavs/b.wav"]
+        tmp_path,
+        [
+            "a|Words of it.|prompt-wavs/v1.wav|Say this.",
+            "b||prompt-wavs/v1.wav|And this.|wavs/b.wav",
+        ],
     )
     first, second = load_dataset("seed-tts", folder)
-    assert first == Item("a", "Say this.", "English", None, folder / "prompt-wavs" / "v1.wav", "Words of it.")
+    assert first == Item(
+        "a", "Say this.", "English", None, folder / "prompt-wavs" / "v1.wav", "Words of it."
+    )
     assert second.reference_text is None
     assert load_dataset("seed-tts", folder / "meta.lst")[0] == first
     assert first.reference is not None
@@ -89,7 +98,8 @@ def test_jsonl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "path"), [("plane", None), ("seed-tts", None), ("plain", "x"), ("jsonl", "missing.jsonl")]
+    ("kind", "path"),
+    [("plane", None), ("seed-tts", None), ("plain", "x"), ("jsonl", "missing.jsonl")],
 )
 def test_what_is_no_dataset(kind: str, path: str | None) -> None:
     with pytest.raises(ConfigError):
@@ -100,11 +110,23 @@ def test_every_dialect_asks_in_its_own_words() -> None:
     item = Item("a", "Hello.", "English", "anna", Path("v.wav"), "Words.")
     bodies = {
         name: dialect.body(
-            item, delivery="raw", response_format="pcm", model="m", reference_uri="data:x", seed=3, extra={"top_k": 5}
+            item,
+            delivery="raw",
+            response_format="pcm",
+            model="m",
+            reference_uri="data:x",
+            seed=3,
+            extra={"top_k": 5},
         )
         for name, dialect in DIALECTS.items()
     }
-    shared = {"model": "m", "input": "Hello.", "voice": "anna", "response_format": "pcm", "top_k": 5}
+    shared = {
+        "model": "m",
+        "input": "Hello.",
+        "voice": "anna",
+        "response_format": "pcm",
+        "top_k": 5,
+    }
     assert bodies["openai"] == shared
     assert bodies["kokoro-fastapi"] == shared | {"stream": True, "lang_code": "a"}
     cloned = {"language": "English", "seed": 3}
@@ -129,9 +151,17 @@ def test_our_own_dialect_is_what_our_server_takes() -> None:
     item = Item("a", "Hello.", "English", "anna", Path("v.wav"), "Words.")
     for delivery in DELIVERIES:
         fields = DIALECTS["hocket"].body(
-            item, delivery=delivery, response_format="mp3", model=None, reference_uri="data:x", seed=3, extra={}
+            item,
+            delivery=delivery,
+            response_format="mp3",
+            model=None,
+            reference_uri="data:x",
+            seed=3,
+            extra={},
         )
-        assert read_body(SpeechBody, fields, ServerSettings()).delivery == {"raw": "stream"}.get(delivery, delivery)
+        assert read_body(SpeechBody, fields, ServerSettings()).delivery == {"raw": "stream"}.get(
+            delivery, delivery
+        )
 
 
 def test_what_a_dialect_cannot_say_is_refused() -> None:

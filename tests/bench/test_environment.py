@@ -7,7 +7,13 @@ import sys
 import pytest
 import torch
 
-from hocket.bench.environment import cpu_name, device_facts, host_facts, module_command, package_versions
+from hocket.bench.environment import (
+    cpu_name,
+    device_facts,
+    host_facts,
+    module_command,
+    package_versions,
+)
 
 
 def test_a_cpu_is_named_and_no_gpu_is_made_up() -> None:
@@ -28,5 +34,7 @@ def test_a_package_that_is_not_installed_has_no_version() -> None:
 
 
 def test_the_command_of_a_module_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python3", "-m", "benchmarks.a", "--json", "a b", "--resume"])
+    monkeypatch.setattr(
+        sys, "orig_argv", ["/usr/bin/python3", "-m", "benchmarks.a", "--json", "a b", "--resume"]
+    )
     assert module_command("--resume") == "python -m benchmarks.a --json 'a b'"

@@ -61,7 +61,9 @@ def test_every_fault_is_caught_and_named_and_good_answers_are_good() -> None:
     # Half, double, silent or wrongly played audio cannot have the right words either.
     beside = {"half", "silent", "wrong_rate", "wrong_channels", "long_silence", "double"}
     for voice, expected in FAULTS.items():
-        assert expected <= found[voice] <= expected | ({"wrong_words"} if voice in beside else set()), (
+        assert (
+            expected <= found[voice] <= expected | ({"wrong_words"} if voice in beside else set())
+        ), (
             voice,
             found[voice],
         )
@@ -73,7 +75,12 @@ def test_every_fault_is_caught_and_named_and_good_answers_are_good() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("wav_cut", "wrong_length"), ("wav_lies", "wrong_length"), ("wav_headers", "headers_inside"), ("good", None)],
+    [
+        ("wav_cut", "wrong_length"),
+        ("wav_lies", "wrong_length"),
+        ("wav_headers", "headers_inside"),
+        ("good", None),
+    ],
 )
 def test_lies_of_wav_headers(fault: str, kind: str | None) -> None:
     with faulty_server() as url:
@@ -83,7 +90,12 @@ def test_lies_of_wav_headers(fault: str, kind: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("error_event", "error_event"), ("unfinished", "unfinished"), ("good", None), ("wav_events", None)],
+    [
+        ("error_event", "error_event"),
+        ("unfinished", "unfinished"),
+        ("good", None),
+        ("wav_events", None),
+    ],
 )
 def test_events(fault: str, kind: str | None) -> None:
     with faulty_server() as url:
@@ -96,12 +108,21 @@ def test_events(fault: str, kind: str | None) -> None:
 
 def test_the_very_audio_of_another_text_needs_no_recogniser() -> None:
     with faulty_server() as url:
-        requests = run(url, ["stranger", "good", "stranger", "good"], limits=Limits(check_length=False))
-    assert [kinds(request) for request in requests] == [{"same_audio"}, set(), {"same_audio"}, set()]
+        requests = run(
+            url, ["stranger", "good", "stranger", "good"], limits=Limits(check_length=False)
+        )
+    assert [kinds(request) for request in requests] == [
+        {"same_audio"},
+        set(),
+        {"same_audio"},
+        set(),
+    ]
     assert "request 2" in requests[0]["faults"][0]["detail"]
 
 
-def test_a_rate_that_is_wrong_in_every_answer_is_found_by_the_probe_and_by_what_was_expected() -> None:
+def test_a_rate_that_is_wrong_in_every_answer_is_found_by_the_probe_and_by_what_was_expected() -> (
+    None
+):
     with faulty_server() as url:
         probed = run(url, ["wrong_rate"] * 3)
         blind = run(url, ["wrong_rate"] * 3, has_probe=False)
@@ -137,9 +158,16 @@ def test_the_servers_own_figures_stand_beside() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["No.", "The tower is 312 metres tall and has 1,665 steps.", "雨停了以后，孩子们都跑到院子里去玩。"]
+    "text",
+    [
+        "No.",
+        "The tower is 312 metres tall and has 1,665 steps.",
+        "雨停了以后，孩子们都跑到院子里去玩。",
+    ],
 )
-def test_half_and_double_of_a_usual_length_differ_from_its_bounds_or_lie_within_them(text: str) -> None:
+def test_half_and_double_of_a_usual_length_differ_from_its_bounds_or_lie_within_them(
+    text: str,
+) -> None:
     least, most = SpeakingRate().bounds(text)
     assert 0 < least < most
     assert SpeakingRate().bounds(text + text)[1] > most

@@ -24,7 +24,13 @@ def run(*command: str, code: int = 0) -> str:
     # Other tests set Triton's interpreter up for themselves; here the CPU's forms run.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=500
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
@@ -32,7 +38,9 @@ def run(*command: str, code: int = 0) -> str:
 
 def figures(script: str, tmp_path: Path, *options: str) -> dict[str, Any]:
     report = tmp_path / "report.json"
-    shown = run("-m", f"benchmarks.gpu.{script}", "--device", "cpu", *options, "--json", str(report))
+    shown = run(
+        "-m", f"benchmarks.gpu.{script}", "--device", "cpu", *options, "--json", str(report)
+    )
     assert shown.startswith("Device cpu")
     document = json.loads(report.read_text())
     assert document["failed"] == {}
@@ -41,7 +49,18 @@ def figures(script: str, tmp_path: Path, *options: str) -> dict[str, Any]:
 
 
 def test_parts(tmp_path: Path) -> None:
-    sizes = ("--rows", "1,3", "--context", "20", "--pages", "1,6", "--streams", "1,2", "--frames", "1,2")
+    sizes = (
+        "--rows",
+        "1,3",
+        "--context",
+        "20",
+        "--pages",
+        "1,6",
+        "--streams",
+        "1,2",
+        "--frames",
+        "1,2",
+    )
     found = figures("parts", tmp_path, *MODEL, *sizes)
     assert {name.partition("/")[0] for name in found} == {"advance", "draw", "pages", "decode"}
     assert len(found) == 2 + 2 + 2 + 4
@@ -50,11 +69,20 @@ def test_parts(tmp_path: Path) -> None:
 
 
 def test_kernels(tmp_path: Path) -> None:
-    second = ("--second", str(QWEN3 / "custom_1b7"), "--second-codec", str(QWEN3 / "base_1b7" / "speech_tokenizer"))
+    second = (
+        "--second",
+        str(QWEN3 / "custom_1b7"),
+        "--second-codec",
+        str(QWEN3 / "base_1b7" / "speech_tokenizer"),
+    )
     sizes = ("--rows", "3", "--contexts", "20", "--pages", "3", "--chunks", "2x2")
     found = figures("kernels", tmp_path, *MODEL, *second, *sizes)
-    measured = {name.removeprefix("kernels/").split()[0] for name in found if name.startswith("kernels/")}
-    assert measured == {value.name for value in vars(ops).values() if isinstance(value, ops.Operation)}
+    measured = {
+        name.removeprefix("kernels/").split()[0] for name in found if name.startswith("kernels/")
+    }
+    assert measured == {
+        value.name for value in vars(ops).values() if isinstance(value, ops.Operation)
+    }
     assert found["sums_ms/backbone M=3 bf16"] > 0
 
 
@@ -91,5 +119,8 @@ sys.exit(report.finish())
             "wrong": {"off_by": 2, "wrong": ["off by 2"]},
             "last": {"off_by": 0, "wrong": []},
         }
-        assert document["failed"] == {"fails": "ZeroDivisionError: division by zero", "wrong": "off by 2"}
+        assert document["failed"] == {
+            "fails": "ZeroDivisionError: division by zero",
+            "wrong": "off by 2",
+        }
         assert "FAILED fails: ZeroDivisionError" in shown

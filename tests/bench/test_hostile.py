@@ -33,7 +33,9 @@ NOISE = np.random.default_rng(0).normal(0.0, 3000.0, 2 * RATE).astype("<i2").tob
 SECRET = "sk-nobody-may-see-this"
 
 
-def response(body: bytes, content_type: str = "audio/pcm", status: int = 200, **headers: str) -> Response:
+def response(
+    body: bytes, content_type: str = "audio/pcm", status: int = 200, **headers: str
+) -> Response:
     named = {"content-type": content_type, "x-sample-rate": str(RATE)}
     named |= {name.replace("_", "-"): value for name, value in headers.items()}
     return Response(0.0, 0.0, status, named, [(1.0, len(body))], body, 1.0)
@@ -77,7 +79,10 @@ def test_a_compressed_body_is_no_audio() -> None:
 def test_headers_without_sense_are_no_facts() -> None:
     assert kind_of(response(NOISE, x_sample_rate="9" * 5000)) == "unknown_rate"
     for seconds in ("nan", "inf", "-inf"):
-        assert "seconds" not in decode_response(response(NOISE, x_audio_seconds=seconds), "pcm", "raw").facts
+        assert (
+            "seconds"
+            not in decode_response(response(NOISE, x_audio_seconds=seconds), "pcm", "raw").facts
+        )
 
 
 @pytest.mark.parametrize(
@@ -85,18 +90,28 @@ def test_headers_without_sense_are_no_facts() -> None:
     [
         ([b"data: " + b"[" * 100_000], "not_audio"),
         (['data: {"type": "speech.audio.delta", "audio": "äöü"}'.encode()], "not_audio"),
-        ([delta(), b'data: {"type": "error", "message": "the worker died"}', b"data: [DONE]"], "error_event"),
-        ([delta(), b'event: error\ndata: {"message": "the worker died"}', b"data: [DONE]"], "error_event"),
+        (
+            [delta(), b'data: {"type": "error", "message": "the worker died"}', b"data: [DONE]"],
+            "error_event",
+        ),
+        (
+            [delta(), b'event: error\ndata: {"message": "the worker died"}', b"data: [DONE]"],
+            "error_event",
+        ),
     ],
 )
-def test_events_that_are_none_or_that_say_something_went_wrong(payloads: list[bytes], kind: str) -> None:
+def test_events_that_are_none_or_that_say_something_went_wrong(
+    payloads: list[bytes], kind: str
+) -> None:
     assert kind_of(events(*payloads), "sse") == kind
 
 
 @pytest.mark.parametrize("fact", [b"9" * 400, b"NaN", b"1e999", b"true", b'"\\ud800"', b'{"a": 1}'])
 def test_events_facts_are_numbers_or_words(fact: bytes) -> None:
     decoded = decode_response(
-        events(delta(), b'data: {"type": "speech.audio.done", "audio_seconds": ' + fact + b"}"), "pcm", "sse"
+        events(delta(), b'data: {"type": "speech.audio.done", "audio_seconds": ' + fact + b"}"),
+        "pcm",
+        "sse",
     )
     assert "seconds" not in decoded.facts
     assert decoded.faults == []
@@ -104,7 +119,11 @@ def test_events_facts_are_numbers_or_words(fact: bytes) -> None:
 
 def test_wav_pieces_that_change_their_rate() -> None:
     def piece(rate: int) -> bytes:
-        form = b"fmt \x10\0\0\0\x01\0\x01\0" + rate.to_bytes(4, "little") + (2 * rate).to_bytes(4, "little")
+        form = (
+            b"fmt \x10\0\0\0\x01\0\x01\0"
+            + rate.to_bytes(4, "little")
+            + (2 * rate).to_bytes(4, "little")
+        )
         size = len(NOISE).to_bytes(4, "little")
         return b"RIFF\xff\xff\xff\xffWAVE" + form + b"\x02\0\x10\0data" + size + NOISE
 
@@ -158,7 +177,10 @@ def server(respond: Callable[[socket.socket, str, bytes], None]) -> Iterator[str
 
 
 def page(body: bytes, status: int = 200, content_type: str = "application/json") -> bytes:
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status} X\r\nContent-Type: {content_type}\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -176,9 +198,16 @@ def test_a_body_without_an_end_is_cut_off() -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [b"[" * 15_000, b'{"v": "\\ud800"}', b'# TYPE a histogram\na_bucket{x="1"} 3\n', f'"{SECRET}"'.encode()],
+    [
+        b"[" * 15_000,
+        b'{"v": "\\ud800"}',
+        b'# TYPE a histogram\na_bucket{x="1"} 3\n',
+        f'"{SECRET}"'.encode(),
+    ],
 )
-def test_what_a_server_says_of_itself_does_no_harm(facts: bytes, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_a_server_says_of_itself_does_no_harm(
+    facts: bytes, tmp_path: Path, monkeypatch: Any
+) -> None:
     def respond(connection: socket.socket, path: str, request: bytes) -> None:
         is_speech = path == "/v1/audio/speech"
         echo = json.dumps({"error": f"wrong key {SECRET}"}).encode()
@@ -188,12 +217,31 @@ def test_what_a_server_says_of_itself_does_no_harm(facts: bytes, tmp_path: Path,
     report = tmp_path / "r.json"
     with server(respond) as url:
         done = run(
-            *("bench", "serve", "--base-url", url, "--no-floor", "--requests", "2", "--warmup", "1"),
-            *("--json", str(report), "--html", str(tmp_path / "r.html"), "--fail-if", "ttfa_p95_ms > 1"),
+            *(
+                "bench",
+                "serve",
+                "--base-url",
+                url,
+                "--no-floor",
+                "--requests",
+                "2",
+                "--warmup",
+                "1",
+            ),
+            *(
+                "--json",
+                str(report),
+                "--html",
+                str(tmp_path / "r.html"),
+                "--fail-if",
+                "ttfa_p95_ms > 1",
+            ),
         )
     assert done.code == 1, done.err
     assert "no answer was good" in done.err
-    everything = report.read_text(encoding="utf-8") + (tmp_path / "r.html").read_text(encoding="utf-8")
+    everything = report.read_text(encoding="utf-8") + (tmp_path / "r.html").read_text(
+        encoding="utf-8"
+    )
     assert SECRET not in everything + done.out + done.err
     assert read_report(report, "serve")["stages"][0]["figures"]["fault_status_401"][0] == 2.0
 
@@ -208,7 +256,17 @@ def test_words_that_nobody_could_judge_still_leave_a_report(tmp_path: Path) -> N
     report = tmp_path / "r.json"
     with server(respond) as url:
         done = run(
-            *("bench", "serve", "--base-url", url, "--no-floor", "--no-probe", "--requests", "2", "--ignore-length"),
+            *(
+                "bench",
+                "serve",
+                "--base-url",
+                url,
+                "--no-floor",
+                "--no-probe",
+                "--requests",
+                "2",
+                "--ignore-length",
+            ),
             *("--transcribe", "--recogniser", url, "--json", str(report), "--limit", "1"),
         )
     assert done.code == 1
@@ -241,7 +299,9 @@ def test_arguments_that_cannot_work_are_refused_before_any_load(
     assert told in done.err
 
 
-def test_a_list_keeps_odd_separators_inside_of_texts_and_counts_lines_as_editors_do(tmp_path: Path) -> None:
+def test_a_list_keeps_odd_separators_inside_of_texts_and_counts_lines_as_editors_do(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.wav").touch()
     file = tmp_path / "meta.lst"
     file.write_text("\n1|a|a.wav|one\u2028two\x85three\r\n", encoding="utf-8", newline="")
@@ -266,7 +326,11 @@ def small_report(faults: int = 0) -> dict[str, Any]:
         }
         for i in range(40)
     ]
-    timeline = {"steady_answers": [1] * 20, "steady_audio_seconds": [1.0] * 20, "steady_bin_seconds": 1.0}
+    timeline = {
+        "steady_answers": [1] * 20,
+        "steady_audio_seconds": [1.0] * 20,
+        "steady_bin_seconds": 1.0,
+    }
     stage = {"name": "8 clients", "requests": requests, "timeline": {**timeline, "seconds": 20.0}}
     run_config = {"recogniser": "base", "limits": {"buffer_seconds": 0.2}}
     return {"host": {}, "wishes": run_config, "seeds": {"requests": 1}, "stages": [stage]}
@@ -277,13 +341,20 @@ def test_a_server_that_fails_more_is_worse_and_other_means_are_told() -> None:
     assert (found.verdict, found.ratio) == ("worse", 0.5)
     other = copy.deepcopy(small_report())
     other["wishes"] = {"recogniser": "large", "limits": {"buffer_seconds": 1.0}}
-    assert [line.partition(":")[0] for line in differences(small_report(), other)] == ["limits", "recogniser"]
+    assert [line.partition(":")[0] for line in differences(small_report(), other)] == [
+        "limits",
+        "recogniser",
+    ]
 
 
 def test_reports_that_are_not_whole(tmp_path: Path) -> None:
     whole = small_report()
     broken: dict[str, Any]
-    for broken in ({**whole, "stages": 5}, {**whole, "stages": [{"name": "8 clients"}]}, {"host": {}}):
+    for broken in (
+        {**whole, "stages": 5},
+        {**whole, "stages": [{"name": "8 clients"}]},
+        {"host": {}},
+    ):
         with pytest.raises(ConfigError, match="not as --json wrote it"):
             compare(whole, broken)
     for text in ("[" * 100_000, '{"hocket_bench": 1, "kind": "serve", "x": NaN}'):

@@ -50,7 +50,9 @@ def test_swapped_answers_are_found_and_told_apart() -> None:
     for row in report["answers"]:
         if row["verdict"] == "other":
             said = report["answers"][row["nearest_other"]]["text"]
-            assert said.lower().strip(".")[:20].replace(",", " ") in row["heard_text"].replace("  ", " ")
+            assert said.lower().strip(".")[:20].replace(",", " ") in row["heard_text"].replace(
+                "  ", " "
+            )
     assert "LEAK: request" in print_isolation(report)
 
 
@@ -83,7 +85,9 @@ def test_noise_proves_nothing() -> None:
 def test_failed_requests_are_told() -> None:
     with faulty_server() as url:
         broken = run_config(url, 3)
-        broken = replace(broken, items=[replace(broken.items[0], voice="status"), *broken.items[1:]])
+        broken = replace(
+            broken, items=[replace(broken.items[0], voice="status"), *broken.items[1:]]
+        )
         report = bench_isolation(broken, "words")
     assert report["counts"] == {"failed": 1, "own": 2}
     assert report["answers"][0]["problem"].startswith("status_500")
@@ -95,6 +99,8 @@ def test_what_cannot_be_told_apart_or_asked() -> None:
     with pytest.raises(ConfigError, match="two different texts"):
         bench_isolation(one, "words")
     with pytest.raises(ConfigError, match="no field for seeds"):
-        bench_isolation(replace(run_config("http://127.0.0.1:1"), dialect=find_dialect("openai")), "seed")
+        bench_isolation(
+            replace(run_config("http://127.0.0.1:1"), dialect=find_dialect("openai")), "seed"
+        )
     with pytest.raises(ConfigError, match="needs a recogniser"):
         bench_isolation(replace(run_config("http://127.0.0.1:1"), recogniser=None), "words")

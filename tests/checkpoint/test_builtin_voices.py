@@ -48,7 +48,9 @@ def codes(seed: int, frames: int = 20) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, ENTRIES, (frames, N_VQ))
 
 
-def write_voice(checkpoint: Path, name: str, codes_FN: NDArray[np.int64] | None, **facts: object) -> None:
+def write_voice(
+    checkpoint: Path, name: str, codes_FN: NDArray[np.int64] | None, **facts: object
+) -> None:
     folder = checkpoint / "voices"
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps({**ANNA, **facts}), encoding="utf-8")
@@ -88,7 +90,11 @@ def test_voices_are_read_with_the_default_first(checkpoint: Path) -> None:
     assert anna.codes is not None
     assert anna.codes.dtype == np.int64
     assert np.array_equal(anna.codes, codes(1))
-    assert (anna.description, anna.licence, anna.transcript) == ("a calm alto", "CC0-1.0", "The words of Anna.")
+    assert (anna.description, anna.licence, anna.transcript) == (
+        "a calm alto",
+        "CC0-1.0",
+        "The words of Anna.",
+    )
     assert (anna.reference_text, bert.reference_text) == (None, "The words of Bert.")
 
 
@@ -114,17 +120,38 @@ def text(name: str, content: bytes) -> Callable[[Path], None]:
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown key": (edit(pitch=9), "carl.json' describes no voice: pitch: Extra inputs"),
-    "no licence": (edit(licence=""), "carl.json' describes no voice: licence: String should have at least 1"),
+    "no licence": (
+        edit(licence=""),
+        "carl.json' describes no voice: licence: String should have at least 1",
+    ),
     "no such mode": (edit(mode="sing"), "mode: Input should be 'clone' or 'continuation'"),
-    "no words": (edit(mode="continuation", transcript=None), "mode is continuation, which needs the transcript"),
+    "no words": (
+        edit(mode="continuation", transcript=None),
+        "mode is continuation, which needs the transcript",
+    ),
     "not JSON": (text("carl.json", b"{"), "carl.json' describes no voice: Invalid JSON"),
-    "no codes": (lambda folder: write_voice(folder, "carl", None), "the codes of a voice: cannot read .*carl.npy"),
-    "capitals": (lambda folder: write_voice(folder, "Carl", codes(3)), "small letters; rename it to carl.json"),
-    "spaces": (lambda folder: write_voice(folder, "car l", codes(3)), "car l.json': 'car l' is no voice name"),
+    "no codes": (
+        lambda folder: write_voice(folder, "carl", None),
+        "the codes of a voice: cannot read .*carl.npy",
+    ),
+    "capitals": (
+        lambda folder: write_voice(folder, "Carl", codes(3)),
+        "small letters; rename it to carl.json",
+    ),
+    "spaces": (
+        lambda folder: write_voice(folder, "car l", codes(3)),
+        "car l.json': 'car l' is no voice name",
+    ),
     "codes alone": (text("carl.npy", b""), "carl.npy' has no carl.json beside it"),
     "stray file": (text("notes.txt", b""), "notes.txt' is no part of a voice"),
-    "long": (lambda folder: write_voice(folder, "carl", codes(3, 751)), "751 frames; a voice has 750 at most"),
-    "few codebooks": (lambda folder: write_voice(folder, "carl", codes(3)[:, :9]), "in 9 codebooks, the model 12"),
+    "long": (
+        lambda folder: write_voice(folder, "carl", codes(3, 751)),
+        "751 frames; a voice has 750 at most",
+    ),
+    "few codebooks": (
+        lambda folder: write_voice(folder, "carl", codes(3)[:, :9]),
+        "in 9 codebooks, the model 12",
+    ),
     "another codec": (
         lambda folder: write_voice(folder, "carl", codes(3) + ENTRIES),
         "in 12 codebooks, the model 12 codebooks of 64 codes",
@@ -133,7 +160,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: write_voice(folder, "default", codes(3), transcript=None),
         "the voice 'default' is the model's own and has no codes",
     ),
-    "default with words": (lambda folder: write_voice(folder, "default", None), "has no codes and no transcript"),
+    "default with words": (
+        lambda folder: write_voice(folder, "default", None),
+        "has no codes and no transcript",
+    ),
 }
 
 
@@ -151,7 +181,10 @@ def test_what_is_no_voice_is_said(tmp_path: Path, case: str) -> None:
     [
         ('{"text_front": "fr"}', "text_front: Input should be 'en'"),
         ('{"front": "en"}', "front: Extra inputs are not permitted"),
-        ('{"segment_characters": 19}', "segment_characters: Input should be greater than or equal to 20"),
+        (
+            '{"segment_characters": 19}',
+            "segment_characters: Input should be greater than or equal to 20",
+        ),
         ('{"segment_characters": "160"}', "segment_characters: Input should be a valid integer"),
         ('{"segment_characters": 160.5}', "segment_characters: Input should be a valid integer"),
         ('{"sampling": {"top_p": 2}}', "sampling.top_p: Input should be less than or equal to 1"),
@@ -166,7 +199,9 @@ def test_a_wrong_hocket_file_is_said(tmp_path: Path, content: str, message: str)
         load_extras(tmp_path, n_vq=N_VQ, codebook_sizes=[ENTRIES] * N_VQ)
 
 
-def test_recommended_sampling_replaces_what_it_gives_of_the_family_s(checkpoint: Path, tmp_path: Path) -> None:
+def test_recommended_sampling_replaces_what_it_gives_of_the_family_s(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "cool"
     shutil.copytree(checkpoint, folder)
     (folder / "hocket.json").write_text('{"sampling": {"temperature": 0.5, "top_k": 7}}')
@@ -187,7 +222,9 @@ def test_the_shipped_model_is_given_short_texts() -> None:
 def test_the_shipped_voices_are_sound() -> None:
     voices = checkpoint_extras(None).voices
     assert next(iter(voices)) == DEFAULT_VOICE
-    assert sum(voice.codes.size * 2 for voice in voices.values() if voice.codes is not None) < 100_000
+    assert (
+        sum(voice.codes.size * 2 for voice in voices.values() if voice.codes is not None) < 100_000
+    )
 
 
 # ---- requests
@@ -205,19 +242,25 @@ def test_a_voice_stands_for_its_reference(checkpoint: Path) -> None:
     assert np.array_equal(cast("ANNA").references[0], codes(1))  # type: ignore[arg-type]
     assert cast("anna").reference_text is None
     assert cast("bert").reference_text == "The words of Bert."
-    with pytest.raises(InvalidRequestError, match="no voice 'carl'; there are default, anna, bert") as caught:
+    with pytest.raises(
+        InvalidRequestError, match="no voice 'carl'; there are default, anna, bert"
+    ) as caught:
         cast("carl")
     assert caught.value.param == "voice"
 
 
 def test_a_speaker_of_the_model_keeps_its_name(tmp_path: Path) -> None:
-    voices = load_voices(tmp_path, n_vq=N_VQ, codebook_sizes=[ENTRIES] * N_VQ, speakers=["Vivian", "Uncle_Fu"])
+    voices = load_voices(
+        tmp_path, n_vq=N_VQ, codebook_sizes=[ENTRIES] * N_VQ, speakers=["Vivian", "Uncle_Fu"]
+    )
     assert list(voices) == ["default", "uncle_fu", "vivian"]
     request = SpeechRequest(text="Hi.", voice="Vivian")
     assert with_reference_of_voice(request, voices) is request
 
 
-@pytest.mark.parametrize("fields", [{"reference": "a.wav"}, {"reference": "a.wav", "reference_text": "Hi."}])
+@pytest.mark.parametrize(
+    "fields", [{"reference": "a.wav"}, {"reference": "a.wav", "reference_text": "Hi."}]
+)
 def test_voice_and_reference_exclude_each_other(fields: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="voice and reference both say who speaks"):
         SpeechRequest.model_validate({"text": "Hi.", "voice": "anna", **fields})
@@ -261,7 +304,9 @@ def test_the_engine_reads_out_as_the_checkpoint_says(engine: Engine, checkpoint:
     assert raw.info.text_front is None
     assert spoken(raw, "5 km") == spoken(engine, "5 km", text_front=False)
     assert spoken(raw, "5 km", text_front=True) == words
-    off = Engine.load(checkpoint, "none", config=raw.config.model_copy(update={"text_front": False}))
+    off = Engine.load(
+        checkpoint, "none", config=raw.config.model_copy(update={"text_front": False})
+    )
     assert off.info.text_front is None
     assert spoken(off, "5 km") == spoken(raw, "5 km")
 
@@ -271,10 +316,19 @@ def test_the_engine_reads_out_as_the_checkpoint_says(engine: Engine, checkpoint:
 
 def test_voices_are_listed(checkpoint: Path) -> None:
     done = run("voices", "--model", str(checkpoint))
-    assert done.out.splitlines() == ["default  a voice of its own", "anna     a calm alto", "bert     a calm alto"]
+    assert done.out.splitlines() == [
+        "default  a voice of its own",
+        "anna     a calm alto",
+        "bert     a calm alto",
+    ]
     listed = json.loads(run("voices", "--model", str(checkpoint), "--json").out)
     assert [entry["name"] for entry in listed] == ["default", "anna", "bert"]
-    assert listed[2] == {"name": "bert", **ANNA, "transcript": "The words of Bert.", "mode": "continuation"}
+    assert listed[2] == {
+        "name": "bert",
+        **ANNA,
+        "transcript": "The words of Bert.",
+        "mode": "continuation",
+    }
     assert run("voices").out.startswith("default ")
 
 
@@ -285,10 +339,23 @@ def test_info_counts_voices_and_names_the_text_front(checkpoint: Path) -> None:
     assert (facts["voices"], facts["text_front"]) == (1, "none")
 
 
-def test_say_with_a_voice(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_say_with_a_voice(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("reference.npy", codes(1))
-    common = ("say", "5 km", "--model", str(checkpoint), "--codec", "none", "--max-frames", "6", "--seed", "1")
+    common = (
+        "say",
+        "5 km",
+        "--model",
+        str(checkpoint),
+        "--codec",
+        "none",
+        "--max-frames",
+        "6",
+        "--seed",
+        "1",
+    )
 
     def say(*options: str) -> bytes:
         done = run(*common, "--codes-out", "codes.npy", *options)
@@ -298,7 +365,14 @@ def test_say_with_a_voice(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.
     anna = say("--voice", "anna")
     assert anna == say("--reference", "reference.npy") != say()
     assert say("--voice", "anna", "--no-text-front") != anna
-    refused("no voice 'carl'; there are default, anna, bert", *common, "--voice", "carl", "--codes-out", "codes.npy")
+    refused(
+        "no voice 'carl'; there are default, anna, bert",
+        *common,
+        "--voice",
+        "carl",
+        "--codes-out",
+        "codes.npy",
+    )
     both = ("--voice", "anna", "--reference", "reference.npy", "--codes-out", "codes.npy")
     refused("voice and reference both say who speaks", *common, *both)
 
@@ -316,7 +390,9 @@ def test_codes_made_by_the_command_line_are_a_voice(
     write_audio(Path("dora.wav"), AudioArray(noise, 24_000).samples, 24_000)
     target = ("-o", "model/voices/dora.npy", "--as-reference", "--codec", "model/codec")
     assert run("codec", "encode", "dora.wav", *target).code == 0
-    said = run("say", "Hi.", "--model", "model", "--voice", "dora", "--max-frames", "3", "-o", "out.wav")
+    said = run(
+        "say", "Hi.", "--model", "model", "--voice", "dora", "--max-frames", "3", "-o", "out.wav"
+    )
     assert said.code == 0, said.err
 
 
@@ -324,7 +400,9 @@ def test_a_front_end_reads_out_for_its_worker(engine: Engine, checkpoint: Path) 
     request = SpeechRequest(text="5 km", voice="anna", sampling=GREEDY, seed=1, max_frames=12)
 
     async def speak() -> tuple[str | None, int | None, list[NDArray[np.int64]]]:
-        async with await EngineClient.start(EngineSpec(model=str(checkpoint), codec="none")) as client:
+        async with await EngineClient.start(
+            EngineSpec(model=str(checkpoint), codec="none")
+        ) as client:
             facts = await client.wait_ready()
             long = request.model_copy(update={"text": "5 km, " * 200})  # on a thread
             spoken = [(await client.generate(each)).codes for each in (request, long)]
@@ -333,5 +411,7 @@ def test_a_front_end_reads_out_for_its_worker(engine: Engine, checkpoint: Path) 
     front, segment_characters, (short_FN, long_FN) = asyncio.run(speak())
     assert (front, segment_characters) == ("en", 90)
     assert np.array_equal(short_FN, engine.generate(request).codes)
-    words = request.model_copy(update={"text": ("five kilometers, " * 200).strip(), "text_front": False})
+    words = request.model_copy(
+        update={"text": ("five kilometers, " * 200).strip(), "text_front": False}
+    )
     assert np.array_equal(long_FN, engine.generate(words).codes)

@@ -1,4 +1,6 @@
-"""Finding a checkpoint: folders, hub ids, and one line of advice for each way the hub can refuse."""
+"""Finding a checkpoint: folders, hub ids, and one line of advice for each way the hub can
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ GOLDEN = paths.GOLDEN / "local_tiny"
 
 
 class Hub:
-    """Stands in for the hub client: gives or raises what a test tells it to, and notes how it was asked."""
+    """Stands in for the hub client: gives or raises what a test tells it to, and notes how it was
+    asked.
+    """
 
     def __init__(self) -> None:
         self.refusal: Exception | None = None
@@ -57,7 +61,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def of_hub(kind: type[Exception], status: int = 404) -> Exception:
-    """An exception of the hub client as it arises, without the response that its constructor wants."""
+    """An exception of the hub client as it arises, without the response that its
+    constructor wants.
+    """
 
     class Response:
         status_code = status
@@ -75,7 +81,8 @@ def message(model: str | Path, revision: str | None = None) -> str:
     return str(caught.value)
 
 
-# --- folders ------------------------------------------------------------------------------------------------------
+# --- folders
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +109,8 @@ def test_a_folder_has_no_revision(tmp_path: Path) -> None:
     assert "leave the revision out" in message(tmp_path, revision="main")
 
 
-# --- the hub ------------------------------------------------------------------------------------------------------
+# --- the hub
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_hub_id_is_downloaded_as_data_only(hub: Hub) -> None:
@@ -111,20 +119,32 @@ def test_a_hub_id_is_downloaded_as_data_only(hub: Hub) -> None:
     assert (first, second) == ("model_info", "snapshot_download")
     assert look_up["revision"] == download["revision"] == "v1"
     assert look_up["timeout"] == download["etag_timeout"] == 10.0
-    assert download["allow_patterns"] == ["*.json", "*.safetensors", "*.txt", "tokenizer.model", "voices/*.npy"]
+    assert download["allow_patterns"] == [
+        "*.json",
+        "*.safetensors",
+        "*.txt",
+        "tokenizer.model",
+        "voices/*.npy",
+    ]
     # The stand-in takes any option; the real functions must know these.
     assert look_up.keys() <= signature(REAL_MODEL_INFO).parameters.keys()
     assert download.keys() <= signature(REAL_SNAPSHOT_DOWNLOAD).parameters.keys()
 
 
 REFUSALS = [
-    (of_hub(errors.OfflineModeIsEnabled), "HF_HUB_OFFLINE forbids downloads; unset it or give a folder"),
+    (
+        of_hub(errors.OfflineModeIsEnabled),
+        "HF_HUB_OFFLINE forbids downloads; unset it or give a folder",
+    ),
     (of_hub(errors.GatedRepoError, 403), "'owner/name' is gated; accept its terms"),
     (of_hub(errors.RepositoryNotFoundError, 401), "not on the hub or private; check the name"),
     (of_hub(errors.RevisionNotFoundError), "'owner/name' has no revision 'v1'"),
     (of_hub(errors.DisabledRepoError, 403), "has been disabled"),
     (of_hub(errors.HfHubHTTPError, 503), "the hub answered HTTP 503"),
-    (ConnectionError("Name or service not known"), "cannot be fetched from the hub (Name or service not known); check"),
+    (
+        ConnectionError("Name or service not known"),
+        "cannot be fetched from the hub (Name or service not known); check",
+    ),
     (RuntimeError(), "cannot be fetched from the hub (RuntimeError)"),
 ]
 
@@ -135,7 +155,9 @@ def test_every_refusal_says_what_to_do(hub: Hub, refusal: Exception, advice: str
     assert advice in message("owner/name", revision="v1")
 
 
-@pytest.mark.parametrize(("error", "advice"), [*REFUSALS[1:3], (OSError(28, "No space left"), "No space left")])
+@pytest.mark.parametrize(
+    ("error", "advice"), [*REFUSALS[1:3], (OSError(28, "No space left"), "No space left")]
+)
 def test_every_failed_download_says_what_to_do(hub: Hub, error: Exception, advice: str) -> None:
     # A gated repository shows its name to everyone and refuses its files.
     hub.download_error = error
@@ -156,7 +178,9 @@ def test_the_clients_own_check_of_an_id_is_reported() -> None:
 def test_the_real_client_offline(tmp_path: Path) -> None:
     code = "from hocket.checkpoint.hub import resolve_checkpoint; resolve_checkpoint('owner/name')"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert "HF_HUB_OFFLINE forbids downloads" in result.stderr.splitlines()[-1]
 
 
@@ -170,7 +194,8 @@ assert "huggingface_hub" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- config.json --------------------------------------------------------------------------------------------------
+# --- config.json
+# --------------------------------------------------------------------------------------------------
 
 
 def test_read_config() -> None:

@@ -33,11 +33,15 @@ def test_how_long_speech_is_where_a_request_does_not_say(tmp_path: Path) -> None
 
 
 def test_a_temperature_that_is_not_used_may_be_zero(tmp_path: Path) -> None:
-    found = recommended_sampling(generation_file(tmp_path, do_sample=False, temperature=0.0, subtalker_temperature=0.0))
+    found = recommended_sampling(
+        generation_file(tmp_path, do_sample=False, temperature=0.0, subtalker_temperature=0.0)
+    )
     assert found.codes.temperature == 0.0
 
 
-def test_a_speaker_that_no_voice_can_be_called_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_speaker_that_no_voice_can_be_called_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = shutil.copytree(GOLDEN / "custom_1b7", tmp_path / "model")
     raw = json.loads((folder / "config.json").read_text())
     speakers = raw["talker_config"]["spk_id"]
@@ -49,7 +53,9 @@ def test_a_speaker_that_no_voice_can_be_called_is_left_out(tmp_path: Path, caplo
     assert "speaker_left_out" in caplog.text
     assert "spk_id: 'my voice'" in caplog.text
     assert "my voice" not in engine.voices
-    request = SpeechRequest(text="Hello there.", voice=next(name for name in engine.voices if name in speakers), seed=1)
+    request = SpeechRequest(
+        text="Hello there.", voice=next(name for name in engine.voices if name in speakers), seed=1
+    )
     speech = engine.generate(request)
     assert (len(speech.codes), speech.finish_reason) == (3, "length")
     longer = engine.generate(request.model_copy(update={"max_frames": 6, "min_frames": 6}))

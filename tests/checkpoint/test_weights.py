@@ -1,4 +1,6 @@
-"""Loading weights: what the table means, every way a checkpoint can be wrong, and the memory that loading takes."""
+"""Loading weights: what the table means, every way a checkpoint can be wrong, and the memory that
+loading takes.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,18 @@ def save_sharded(folder: Path, stored: dict[str, Tensor]) -> dict[str, str]:
     """Two shards and their index; returns the weight map."""
     weight_map = {name: f"model-{1 + i % 2}-of-2.safetensors" for i, name in enumerate(stored)}
     for shard in set(weight_map.values()):
-        save_file({name: stored[name] for name, file in weight_map.items() if file == shard}, folder / shard)
+        save_file(
+            {name: stored[name] for name, file in weight_map.items() if file == shard},
+            folder / shard,
+        )
     write_index(folder, weight_map)
     return weight_map
 
 
 def write_index(folder: Path, weight_map: object) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 def write_raw(file: Path, header: object, data: bytes = b"") -> None:
@@ -92,7 +99,8 @@ def refused(folder: Path, *, tied: tuple[str, ...] = ()) -> str:
     return message
 
 
-# --- what loads ---------------------------------------------------------------------------------------------------
+# --- what loads
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["single", "sharded", "lone file"])
@@ -101,7 +109,10 @@ def test_every_layout_loads(tmp_path: Path, layout: str) -> None:
     if layout == "sharded":
         save_sharded(tmp_path, stored)
     else:
-        save_file(stored, tmp_path / ("model.safetensors" if layout == "single" else "weights.safetensors"))
+        save_file(
+            stored,
+            tmp_path / ("model.safetensors" if layout == "single" else "weights.safetensors"),
+        )
     load_weights(module, tmp_path, TABLE, device=CPU)
     assert torch.equal(module.qkv.weight, torch.cat((stored["q"], stored["k"], stored["v"])))
     assert torch.equal(module.proj.weight, stored["proj.conv"].squeeze(2))
@@ -124,14 +135,23 @@ def test_linked_files_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_values_are_cast_exactly_in_any_slicing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype, held: torch.dtype, slice_bytes: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: torch.dtype,
+    held: torch.dtype,
+    slice_bytes: int,
 ) -> None:
     monkeypatch.setattr(weights, "_SLICE_BYTES", slice_bytes)
     value = torch.linspace(-3, 3, 33 * 5, dtype=torch.float64).view(33, 5).to(stored)
     with torch.device("meta"):
         module = nn.Linear(5, 33, bias=False)
     # A header of odd length leaves the data unaligned.
-    name = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[stored]
+    name = {
+        torch.float64: "F64",
+        torch.float32: "F32",
+        torch.bfloat16: "BF16",
+        torch.float16: "F16",
+    }[stored]
     header = json.dumps({"w": span(0, value.nbytes, name, [33, 5])})
     write_raw(
         tmp_path / "model.safetensors",
@@ -155,7 +175,13 @@ def test_alias_serves_and_both_names_do_not(tmp_path: Path) -> None:
 
 def test_tied_copies_are_skipped_unread(tmp_path: Path) -> None:
     copies = {"lm_head": torch.zeros(3, dtype=torch.int8)}
-    load_weights(meta_block(), save(tmp_path, tensors() | copies), TABLE, tied={"lm_head", "absent"}, device=CPU)
+    load_weights(
+        meta_block(),
+        save(tmp_path, tensors() | copies),
+        TABLE,
+        tied={"lm_head", "absent"},
+        device=CPU,
+    )
     assert "holds 'lm_head', unknown" in refused(tmp_path)
 
 
@@ -173,10 +199,13 @@ def test_empty_tensor_and_scalar(tmp_path: Path) -> None:
 
 def test_headers_agree_with_the_safetensors_library() -> None:
     found, expected = stored_tensors(GOLDEN.parent), load_file(GOLDEN)
-    assert {name: tensor.shape for name, tensor in found.items()} == {n: tuple(t.shape) for n, t in expected.items()}
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        n: tuple(t.shape) for n, t in expected.items()
+    }
 
 
-# --- checkpoints that do not match the table ----------------------------------------------------------------------
+# --- checkpoints that do not match the table
+# ----------------------------------------------------------------------
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
@@ -204,7 +233,8 @@ def test_other_dtypes_are_refused(tmp_path: Path, dtype: torch.dtype, name: str)
     assert f"'k' in model.safetensors is stored as {name}" in message
 
 
-# --- folders ------------------------------------------------------------------------------------------------------
+# --- folders
+# --------------------------------------------------------------------------------------------------
 
 
 def test_folders_without_usable_weights(tmp_path: Path) -> None:
@@ -221,7 +251,8 @@ def test_two_sets_of_weights_are_refused(tmp_path: Path) -> None:
     assert "holds both" in refused(save(tmp_path, tensors()))
 
 
-# --- indexes ------------------------------------------------------------------------------------------------------
+# --- indexes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_index_naming_a_missing_shard(tmp_path: Path) -> None:
@@ -245,7 +276,18 @@ def test_tensor_in_two_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shard", ["../x.safetensors", "/x.safetensors", "a/x.safetensors", "..", "", "a\\x.safetensors", "x.bin", 3, None]
+    "shard",
+    [
+        "../x.safetensors",
+        "/x.safetensors",
+        "a/x.safetensors",
+        "..",
+        "",
+        "a\\x.safetensors",
+        "x.bin",
+        3,
+        None,
+    ],
 )
 def test_index_leaving_the_folder(tmp_path: Path, shard: object) -> None:
     folder = tmp_path / "inner"
@@ -263,7 +305,8 @@ def test_broken_index(tmp_path: Path, text: bytes) -> None:
     assert "model.safetensors.index.json" in refused(tmp_path)
 
 
-# --- files --------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
@@ -288,7 +331,9 @@ def test_folder_or_pointer_in_place_of_a_file(tmp_path: Path) -> None:
     assert "no safetensors file" in refused(tmp_path)
 
 
-def span(begin: object, end: object, dtype: object = "F32", shape: object = (1,)) -> dict[str, object]:
+def span(
+    begin: object, end: object, dtype: object = "F32", shape: object = (1,)
+) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -300,7 +345,8 @@ def span(begin: object, end: object, dtype: object = "F32", shape: object = (1,)
         b"[" * 100_000,
         b"[]",
         b'{"a": 1}',
-        b'{"a": {"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        b'{"a": {"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+        b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
         {"a": span(0, 4), "b": span(0, 4)},
         {"a": span(0, 4), "b": span(2, 6), "c": span(4, 8)},
         {"a": span(4, 8)},
@@ -331,7 +377,9 @@ def test_enormous_header_length(tmp_path: Path) -> None:
     assert "truncated or no safetensors file" in refused(tmp_path)
 
 
-def test_file_that_shrinks_while_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_shrinks_while_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = save(tmp_path, tensors()) / "model.safetensors"
     honest: Callable[[Path], dict[str, weights.StoredTensor]] = stored_tensors
 
@@ -344,7 +392,8 @@ def test_file_that_shrinks_while_being_read(tmp_path: Path, monkeypatch: pytest.
     assert "changed while being read" in refused(tmp_path)
 
 
-# --- tables that do not fit the module ----------------------------------------------------------------------------
+# --- tables that do not fit the module
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -352,13 +401,34 @@ def test_file_that_shrinks_while_being_read(tmp_path: Path, monkeypatch: pytest.
     [
         (TABLE[:-1], "does not fill 'scale'"),
         (TABLE[1:], "rows of 'qkv.weight' do not add up"),
-        ([*TABLE, WeightEntry("qkv.weight", ("more",), (1, 4), F32)], "rows of 'qkv.weight' do not add up"),
-        ([*TABLE, WeightEntry("nothing", ("n",), (1,), F32)], "'nothing', which the module does not have"),
-        ([*TABLE, WeightEntry("table", ("t",), (3,), F32)], "'table', which the module does not have"),
-        ([*TABLE[:3], WeightEntry("proj.weight", ("p",), (4, 8, 1), F32), *TABLE[4:]], "does not fit 'proj.weight'"),
-        ([*TABLE[:3], WeightEntry("proj.weight", ("p",), (8, 4), F32), *TABLE[4:]], "does not fit 'proj.weight'"),
-        ([*TABLE[:2], WeightEntry("qkv.weight", ("v",), (2, 4), torch.float16), *TABLE[3:]], "several dtypes"),
-        ([*TABLE[:2], WeightEntry("qkv.weight", ("k", "v2"), (2, 4), F32), *TABLE[3:]], "two entries .* accept .k."),
+        (
+            [*TABLE, WeightEntry("qkv.weight", ("more",), (1, 4), F32)],
+            "rows of 'qkv.weight' do not add up",
+        ),
+        (
+            [*TABLE, WeightEntry("nothing", ("n",), (1,), F32)],
+            "'nothing', which the module does not have",
+        ),
+        (
+            [*TABLE, WeightEntry("table", ("t",), (3,), F32)],
+            "'table', which the module does not have",
+        ),
+        (
+            [*TABLE[:3], WeightEntry("proj.weight", ("p",), (4, 8, 1), F32), *TABLE[4:]],
+            "does not fit 'proj.weight'",
+        ),
+        (
+            [*TABLE[:3], WeightEntry("proj.weight", ("p",), (8, 4), F32), *TABLE[4:]],
+            "does not fit 'proj.weight'",
+        ),
+        (
+            [*TABLE[:2], WeightEntry("qkv.weight", ("v",), (2, 4), torch.float16), *TABLE[3:]],
+            "several dtypes",
+        ),
+        (
+            [*TABLE[:2], WeightEntry("qkv.weight", ("k", "v2"), (2, 4), F32), *TABLE[3:]],
+            "two entries .* accept .k.",
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_the_module_is_a_programming_error(
@@ -368,7 +438,8 @@ def test_a_table_that_does_not_fit_the_module_is_a_programming_error(
         load_weights(meta_block(), save(tmp_path, tensors()), table, device=CPU)
 
 
-# --- memory -------------------------------------------------------------------------------------------------------
+# --- memory
+# --------------------------------------------------------------------------------------------------
 
 _MEASURE = """
     import sys
@@ -377,12 +448,14 @@ _MEASURE = """
     from torch import nn
     from hocket.checkpoint.weights import WeightEntry, load_weights
 
-    folder, dtype, layers, width = Path(sys.argv[1]), getattr(torch, sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+    layers, width = int(sys.argv[3]), int(sys.argv[4])
     with torch.device("meta"):
         module = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
     table = [WeightEntry(f"{i}.weight", (f"{i}",), (width, width), dtype) for i in range(layers)]
 
-    def memory_bytes(field):  # VmRSS: resident now, file-backed pages included; VmHWM: its peak since the program began
+    # VmRSS: resident now, file-backed pages included; VmHWM: its peak since the program began
+    def memory_bytes(field):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
@@ -394,15 +467,26 @@ _MEASURE = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 @pytest.mark.parametrize(
-    ("stored", "held"), [(torch.bfloat16, "bfloat16"), (torch.float32, "bfloat16"), (torch.bfloat16, "float32")]
+    ("stored", "held"),
+    [(torch.bfloat16, "bfloat16"), (torch.float32, "bfloat16"), (torch.bfloat16, "float32")],
 )
-def test_peak_memory_is_the_weights_and_a_buffer(tmp_path: Path, stored: torch.dtype, held: str) -> None:
+def test_peak_memory_is_the_weights_and_a_buffer(
+    tmp_path: Path, stored: torch.dtype, held: str
+) -> None:
     # About 300 MB of file: 8 MiB of buffer are 3 % of it, 6 % of its half.
     width = 3_500
     layers = 300_000_000 // (width * width * stored.itemsize)
     block = torch.randn(width, width).to(stored)
     save_file({str(i): block.clone() for i in range(layers)}, tmp_path / "model.safetensors")
-    command = [sys.executable, "-c", textwrap.dedent(_MEASURE), str(tmp_path), held, str(layers), str(width)]
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(_MEASURE),
+        str(tmp_path),
+        held,
+        str(layers),
+        str(width),
+    ]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     ratio = float(result.stdout)
     assert 0.9 < ratio < 1.15

@@ -1,4 +1,6 @@
-"""The command line when all is well: its options, its files, what it prints and where, and how fast it answers."""
+"""The command line when all is well: its options, its files, what it prints and where, and how fast
+it answers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from hocket.errors import InvalidRequestError
 from tests.support.cli_runner import CODEC, CODES_ONLY, PAIR, TALKER, listing, run, run_process
 
 HOCKET = [sys.executable, "-W", "error", "-m", "hocket"]
-#: Standard output as users have it, buffered: what fails only when the buffer is emptied must be reported as well.
+#: Standard output as users have it, buffered: what fails only when the buffer is emptied must be
+#: reported as well.
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
@@ -45,13 +48,17 @@ def say(*options: str) -> NDArray[np.int64]:
     return codes
 
 
-# ------------------------------------------------------------------------------------------------------------ options
+# --------------------------------------------------------------------------------------------------
+# options
 
 OPTIONS = {
     ("say",): (
-        "--output --model --codec --voice --reference --reference-text --language --instruction --task-type "
-        "--streaming-text --quality --sound-event --ambient-sound --tokens --join --seed --temperature --top-p --top-k "
-        "--repetition-penalty --predictor-temperature --predictor-top-p --predictor-top-k --max-frames --text-front "
+        "--output --model --codec --voice --reference --reference-text --language --instruction "
+        "--task-type "
+        "--streaming-text --quality --sound-event --ambient-sound --tokens --join --seed "
+        "--temperature --top-p --top-k "
+        "--repetition-penalty --predictor-temperature --predictor-top-p --predictor-top-k "
+        "--max-frames --text-front "
         "--codes-out --device --dtype --json --help"
     ),
     ("codec", "encode"): "--output --codec --codebooks --as-reference --device --dtype --help",
@@ -66,7 +73,9 @@ OPTIONS = {
 def test_the_options_are_these(command: tuple[str, ...]) -> None:
     done = run(*command, "--help")
     assert done.code == 0
-    assert re.findall(r"^  (?:-o, )?(--[a-z-]+)", done.out, re.MULTILINE) == OPTIONS[command].split()
+    assert (
+        re.findall(r"^  (?:-o, )?(--[a-z-]+)", done.out, re.MULTILINE) == OPTIONS[command].split()
+    )
     assert ("-o, --output" in done.out) == ("--output" in OPTIONS[command])
 
 
@@ -105,17 +114,39 @@ def test_every_option_reaches_its_field(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Engine, "generate", spy)
     words: dict[str, Any] = {
         name: f"some {name}"
-        for name in ("reference_text", "language", "instruction", "quality", "sound_event", "ambient_sound", "join")
+        for name in (
+            "reference_text",
+            "language",
+            "instruction",
+            "quality",
+            "sound_event",
+            "ambient_sound",
+            "join",
+        )
     }
     numbers: dict[str, Any] = {"tokens": 20, "seed": 1, "max_frames": 2}
-    sampling: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "repetition_penalty": 1.5}
+    sampling: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+        "repetition_penalty": 1.5,
+    }
     given = words | numbers | sampling | {"reference": "a.npy"}
-    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    options = [
+        part
+        for name, value in given.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     run("say", "Hello.", *CODES_ONLY, *options)
     run("say", "Hello.", *CODES_ONLY, "--reference", "a.wav", "--reference", "b.npy")
     voice = [Path("a.npy")]
-    wanted = SpeechRequest(text="Hello.", reference=voice, sampling=Sampling(**sampling), **words, **numbers)
-    assert requests == [wanted, SpeechRequest(text="Hello.", reference=[Path("a.wav"), Path("b.npy")])]
+    wanted = SpeechRequest(
+        text="Hello.", reference=voice, sampling=Sampling(**sampling), **words, **numbers
+    )
+    assert requests == [
+        wanted,
+        SpeechRequest(text="Hello.", reference=[Path("a.wav"), Path("b.npy")]),
+    ]
 
 
 def test_without_a_seed_one_is_drawn_and_reported() -> None:
@@ -132,7 +163,8 @@ def test_a_wav_is_written_when_no_file_is_named() -> None:
     assert list(listing()) == ["out.wav"]
 
 
-# -------------------------------------------------------------------------------------------------------- recordings
+# --------------------------------------------------------------------------------------------------
+# recordings
 
 FORMATS = ["wav", "flac", "mp3", "opus", "m4a"]
 
@@ -141,7 +173,9 @@ def recording(rate: int, seconds: float = 1.2) -> NDArray[np.float32]:
     """Something like speech, stereo: harmonics of a gliding voice in syllables, and breath."""
     t = np.arange(round(rate * seconds)) / rate
     pitch = 2 * np.pi * np.cumsum(140 + 30 * np.sin(2 * np.pi * 1.5 * t)) / rate
-    voice = sum(np.sin(k * pitch) / k for k in range(1, 20)) * (0.5 + 0.5 * np.sin(2 * np.pi * 4 * t))
+    voice = sum(np.sin(k * pitch) / k for k in range(1, 20)) * (
+        0.5 + 0.5 * np.sin(2 * np.pi * 4 * t)
+    )
     breath = np.random.default_rng(1).normal(size=t.size)
     mono = 0.1 * voice + 0.005 * breath
     return np.stack([mono, 0.8 * mono]).astype(np.float32)
@@ -163,7 +197,17 @@ def test_a_recording_in_any_format(rate: int, babble: Path) -> None:
         back = decode_audio(Path(f"back.{suffix}"), max_bytes=2**20, max_seconds=9)
         assert back.samples.shape[0] == 1
         assert abs(back.seconds - 0.08 * len(encoded[suffix])) < 0.06
-        speech = ("say", "Hello.", "--reference", f"in.{suffix}", "-o", f"said.{suffix}", "--max-frames", "5", "--json")
+        speech = (
+            "say",
+            "Hello.",
+            "--reference",
+            f"in.{suffix}",
+            "-o",
+            f"said.{suffix}",
+            "--max-frames",
+            "5",
+            "--json",
+        )
         done = run(*speech, "--seed", "3", "--model", str(babble))
         assert done.code == 0, done.err
         assert json.loads(done.out)["output"] == f"said.{suffix}"
@@ -173,25 +217,35 @@ def test_a_recording_in_any_format(rate: int, babble: Path) -> None:
 def test_a_recording_and_its_codes_are_the_same_reference() -> None:
     write_audio(Path("in.wav"), recording(16_000), 16_000)
     common = ("--codec", CODEC, "--codebooks", "12")
-    assert run("codec", "encode", "in.wav", "-o", "reference.npy", "--as-reference", *common).code == 0
+    assert (
+        run("codec", "encode", "in.wav", "-o", "reference.npy", "--as-reference", *common).code == 0
+    )
     assert run("codec", "encode", "in.wav", "-o", "bare.npy", *common).code == 0
     said = {}
     for name in ("in.wav", "reference.npy", "bare.npy"):
         for transcript in ([], ["--reference-text", "So."]):
-            done = run("say", "Hi.", *PAIR, "--reference", name, *transcript, "--temperature", "0", "-o", "o.wav",
+            done = run("say", "Hi.", *PAIR, "--reference", name, *transcript, "--temperature", "0",
+            "-o", "o.wav",
                        "--codes-out", "codes.npy", "--max-frames", "12")  # fmt: skip
             assert done.code == 0, done.err
-            said[name, bool(transcript)] = Path("o.wav").read_bytes(), Path("codes.npy").read_bytes()
+            said[name, bool(transcript)] = (
+                Path("o.wav").read_bytes(),
+                Path("codes.npy").read_bytes(),
+            )
     for continued in (False, True):
         assert said["in.wav", continued] == said["reference.npy", continued]
-        assert said["in.wav", continued] != said["bare.npy", continued]  # the loudness rule matters here
+        assert (
+            said["in.wav", continued] != said["bare.npy", continued]
+        )  # the loudness rule matters here
     assert said["in.wav", False] != said["in.wav", True]
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 names only")
 def test_file_names_need_not_be_utf8() -> None:
     name = b"caf\xe9"
-    done = run("say", "Hello.", *PAIR, "-o", name + b".wav", "--codes-out", name + b".npy", "--seed", "1")
+    done = run(
+        "say", "Hello.", *PAIR, "-o", name + b".wav", "--codes-out", name + b".npy", "--seed", "1"
+    )
     assert done.code == 0, done.err
     assert done.out.startswith(r"caf\udce9.wav: ")
     assert {os.fsencode(path) for path in Path().iterdir()} == {name + b".wav", name + b".npy"}
@@ -199,11 +253,13 @@ def test_file_names_need_not_be_utf8() -> None:
     assert "caf\\udce9.xyz" in run("codec", "decode", name + b".npy", "-o", name + b".xyz").error
 
 
-# ----------------------------------------------------------------------------------------------------- what is printed
+# --------------------------------------------------------------------------------------------------
+# what is printed
 
 
 def test_json_is_one_line_and_the_rest_is_silent() -> None:
-    done = run_process("say", "Hello world.", *PAIR, "-o", "a.wav", "--codes-out", "a.npy", "--temperature", "0",
+    done = run_process("say", "Hello world.", *PAIR, "-o", "a.wav", "--codes-out", "a.npy",
+    "--temperature", "0",
                        "--seed", "7", "--json", FORCE_COLOR="1", TTY_COMPATIBLE="1")  # fmt: skip
     assert done.code == 0
     assert done.err == ""
@@ -215,7 +271,9 @@ def test_json_is_one_line_and_the_rest_is_silent() -> None:
 
 
 def test_finish_reason_length() -> None:
-    done = run("say", "Hello world.", *CODES_ONLY, "--temperature", "0", "--max-frames", "3", "--json")
+    done = run(
+        "say", "Hello world.", *CODES_ONLY, "--temperature", "0", "--max-frames", "3", "--json"
+    )
     facts = json.loads(done.out)
     assert (facts["finish_reason"], facts["frames"], facts["audio_seconds"]) == ("length", 3, 0)
     assert (facts["output"], facts["codes_out"]) == (None, "codes.npy")
@@ -224,7 +282,8 @@ def test_finish_reason_length() -> None:
 def test_people_get_a_sentence() -> None:
     done = run("say", "Hello world.", "--seed", "7", "--max-frames", "5", "-o", "a.flac")
     assert re.fullmatch(
-        r"a\.flac: 0\.40 s of audio in \d+\.\d\d s, [\d.]+ times as fast as it plays \(5 frames, seed 7, length\)\n",
+        r"a\.flac: 0\.40 s of audio in \d+\.\d\d s, [\d.]+ times as fast as it plays \(5 frames, "
+        r"seed 7, length\)\n",
         done.out,
     )
     assert done.err == ""
@@ -239,7 +298,8 @@ def test_version_and_bare_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [([], 0), (["--help"], 0), (["say", "--help"], 0), (["--version"], 0), (["say", ""], 2)]
+    ("arguments", "code"),
+    [([], 0), (["--help"], 0), (["say", "--help"], 0), (["--version"], 0), (["say", ""], 2)],
 )
 def test_answers_without_loading_torch(arguments: list[str], code: int) -> None:
     script = """
@@ -251,11 +311,14 @@ finally:
     heavy = {"torch", "av", "tokenizers", "huggingface_hub", "safetensors"} & sys.modules.keys()
     assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", script, *arguments], check=False, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], check=False, capture_output=True, timeout=60
+    )
     assert done.returncode == code, done.stderr
 
 
-# ----------------------------------------------------------------------------------------------- a process among others
+# ----------------------------------------------------------------------------------------------- a
+# process among others
 
 
 class Terminal:
@@ -264,7 +327,9 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
         environment = os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen([*HOCKET, *arguments], stdout=subprocess.PIPE, stderr=slave, env=environment)
+        self.process = subprocess.Popen(
+            [*HOCKET, *arguments], stdout=subprocess.PIPE, stderr=slave, env=environment
+        )
         os.close(slave)
         self.shown = b""
 
@@ -300,7 +365,9 @@ def _terminals() -> Iterator[list[Terminal]]:
 
 
 def test_progress_on_a_terminal(terminals: list[Terminal]) -> None:
-    terminals.append(terminal := Terminal("say", "Hello world.", *PAIR, "--temperature", "0", "--json"))
+    terminals.append(
+        terminal := Terminal("say", "Hello world.", *PAIR, "--temperature", "0", "--json")
+    )
     shown = terminal.read()
     assert b"loading" in shown
     assert b"\x1b[2K" in shown  # taken away again
@@ -310,7 +377,9 @@ def test_progress_on_a_terminal(terminals: list[Terminal]) -> None:
 
 
 def endless_talker() -> None:
-    """A copy of the golden talker in `endless` that never stops: one channel is kept for telling the stop head so."""
+    """A copy of the golden talker in `endless` that never stops: one channel is kept for telling
+    the stop head so.
+    """
     shutil.copytree(TALKER, "endless", ignore=shutil.ignore_patterns("golden_*"))
     file = Path("endless/model.safetensors")
     tensors = load_file(file)
@@ -354,7 +423,12 @@ def test_a_reader_that_has_gone_away() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
-        [*HOCKET, "info"], check=False, env=BUFFERED, stdout=write_end, stderr=subprocess.PIPE, timeout=60
+        [*HOCKET, "info"],
+        check=False,
+        env=BUFFERED,
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        timeout=60,
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -364,10 +438,17 @@ def test_a_reader_that_has_gone_away() -> None:
 def test_a_full_disk_under_standard_output() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*HOCKET, "info"], check=False, env=BUFFERED, stdout=full, stderr=subprocess.PIPE, timeout=60
+            [*HOCKET, "info"],
+            check=False,
+            env=BUFFERED,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
         )
     assert done.returncode == 2
-    assert done.stderr == b"hocket: error: cannot write to standard output: No space left on device\n"
+    assert (
+        done.stderr == b"hocket: error: cannot write to standard output: No space left on device\n"
+    )
 
 
 def test_no_standard_output_at_all() -> None:

@@ -52,15 +52,33 @@ BAD_TALKERS: dict[str, tuple[Callable[[], object], str]] = {
     "missing": (lambda: None, "'copy' is neither a folder nor a hub id"),
     "file": (lambda: Path("copy").touch(), "copy is a file; give the folder"),
     "empty folder": (lambda: Path("copy").mkdir(), "copy holds no config.json"),
-    "no weights": (lambda: remove(copy() / "model.safetensors"), "copy holds no .*safetensors file"),
+    "no weights": (
+        lambda: remove(copy() / "model.safetensors"),
+        "copy holds no .*safetensors file",
+    ),
     "no tokenizer": (lambda: remove(copy() / "tokenizer.json"), "tokenizer.json' is missing"),
-    "config is no JSON": (lambda: (copy() / "config.json").write_text("{"), "config.json is not valid JSON"),
-    "wrong family": (lambda: damage_config(model_type="llama"), "config.json has model_type 'llama'"),
+    "config is no JSON": (
+        lambda: (copy() / "config.json").write_text("{"),
+        "config.json is not valid JSON",
+    ),
+    "wrong family": (
+        lambda: damage_config(model_type="llama"),
+        "config.json has model_type 'llama'",
+    ),
     "codec for a talker": (lambda: copy("codec2_tiny"), "copy is a codec, not a talker"),
     "wrong dimension": (lambda: damage_config(n_vq=0), "n_vq"),
-    "truncated": (lambda: cut(copy() / "model.safetensors", 100_000), "model.safetensors is truncated"),
-    "only a header": (lambda: cut(copy() / "model.safetensors", 4), "model.safetensors is truncated"),
-    "extra tensor": (lambda: damage_tensors(lambda t: t.update(extra=np.zeros(3, np.float32))), "copy holds 'extra'"),
+    "truncated": (
+        lambda: cut(copy() / "model.safetensors", 100_000),
+        "model.safetensors is truncated",
+    ),
+    "only a header": (
+        lambda: cut(copy() / "model.safetensors", 4),
+        "model.safetensors is truncated",
+    ),
+    "extra tensor": (
+        lambda: damage_tensors(lambda t: t.update(extra=np.zeros(3, np.float32))),
+        "copy holds 'extra'",
+    ),
     "missing tensor": (lambda: damage_tensors(lambda t: t.pop(NORM)), f"copy lacks '{NORM}'"),
     "misshaped tensor": (
         lambda: damage_tensors(lambda t: t.update({NORM: np.ones(63, np.float32)})),
@@ -90,7 +108,9 @@ def test_info(name: str) -> None:
 BAD_CODECS = {
     TALKER: "local_tiny is a talker, not a codec",
     "absent": "'absent' is neither a folder nor a hub id",
-    str(GOLDEN / "codec1_tiny"): "12 codes a frame out of 64, the codec knows 8 out of 64; give the codec that belongs",
+    str(
+        GOLDEN / "codec1_tiny"
+    ): "12 codes a frame out of 64, the codec knows 8 out of 64; give the codec that belongs",
 }
 
 
@@ -100,7 +120,13 @@ def test_codec(codec: str) -> None:
 
 
 def test_a_codec_of_another_rate() -> None:
-    refused("codec makes 300 Hz; give the codec that belongs to the model", "say", "Hi.", "--codec", CODEC)
+    refused(
+        "codec makes 300 Hz; give the codec that belongs to the model",
+        "say",
+        "Hi.",
+        "--codec",
+        CODEC,
+    )
 
 
 def test_a_talker_that_names_no_codec() -> None:
@@ -109,5 +135,7 @@ def test_a_talker_that_names_no_codec() -> None:
 
 def test_a_hub_id_that_is_not_cached_when_offline(tmp_path: Path) -> None:
     done = run_process("info", "nobody/nothing", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert done.error.startswith("hocket: error: 'nobody/nothing' is not fully cached and HF_HUB_OFFLINE forbids")
+    assert done.error.startswith(
+        "hocket: error: 'nobody/nothing' is not fully cached and HF_HUB_OFFLINE forbids"
+    )
     assert done.code == 2

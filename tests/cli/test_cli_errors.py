@@ -1,4 +1,6 @@
-"""Bad input: one line that says what to do, a non-zero exit, no traceback, and no file made or changed."""
+"""Bad input: one line that says what to do, a non-zero exit, no traceback, and no file made or
+changed.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def test_standard_input(stdin: bytes, message: str) -> None:
         (["--tokens", "many"], "Invalid value for '--tokens': .*integer"),
         (["--tokens", "1.5"], "Invalid value for '--tokens': .*integer"),
         (["--seed", "-1"], "--seed is -1; "),
-        (["--seed", str(2**63)], "--seed is 9223372036854775808; it must be at most 9223372036854775807"),
+        (
+            ["--seed", str(2**63)],
+            "--seed is 9223372036854775808; it must be at most 9223372036854775807",
+        ),
         (["--seed", "lucky"], "Invalid value for '--seed'"),
         (["--max-frames", "0"], "--max-frames is 0; "),
         (["--max-frames", "5000"], "max_frames is 5000, but after .* rows only .* fit the context"),
@@ -81,7 +86,10 @@ def test_standard_input(stdin: bytes, message: str) -> None:
         (["--language", b"\xff"], "--language contains a lone surrogate"),
         (["--reference-text", "Hello."], "reference_text needs exactly one reference, got 0"),
         (["--reference-text", " ", "--reference", "a.npy"], "--reference-text is empty"),
-        (["--reference-text", "Hi.", "--reference", "a.npy", "--reference", "b.npy"], "exactly one reference, got 2"),
+        (
+            ["--reference-text", "Hi.", "--reference", "a.npy", "--reference", "b.npy"],
+            "exactly one reference, got 2",
+        ),
         (["--dtype", "float16"], "dtype is 'float16'; use one of float32, bfloat16"),
         (["--device", "tpu"], "device is 'tpu'; use cpu, cuda or cuda:N"),
         (["--device", "meta"], "device is 'meta'; use cpu, cuda or cuda:N"),
@@ -89,7 +97,10 @@ def test_standard_input(stdin: bytes, message: str) -> None:
         (["--seed"], "Option '--seed' requires an argument"),
         (["more"], "Got unexpected extra argument"),
         (["--output", "x.wav"], "--codec none makes no audio; leave out --output"),
-        (["--codes-out", "codes.txt"], "cannot write codes to 'codes.txt': give it the suffix .npy"),
+        (
+            ["--codes-out", "codes.txt"],
+            "cannot write codes to 'codes.txt': give it the suffix .npy",
+        ),
         (["--codes-out", "absent/codes.npy"], "the folder '.*absent' does not exist"),
     ],
 )
@@ -98,7 +109,9 @@ def test_options(options: list[str | bytes], message: str) -> None:
 
 
 def test_codes_only_needs_a_file_for_the_codes() -> None:
-    refused("--codec none makes no audio; .*give --codes-out FILE.npy", "say", "Hi.", "--codec", "none")
+    refused(
+        "--codec none makes no audio; .*give --codes-out FILE.npy", "say", "Hi.", "--codec", "none"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")
@@ -120,7 +133,8 @@ def test_usage(arguments: list[str], message: str) -> None:
     refused(message, *arguments)
 
 
-# ------------------------------------------------------------------------------------------------------ output files
+# --------------------------------------------------------------------------------------------------
+# output files
 
 
 @pytest.mark.parametrize(
@@ -135,14 +149,20 @@ def test_usage(arguments: list[str], message: str) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["say", "decode"])
-def test_unwritable_output(command: str, output: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_output(
+    command: str, output: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Said before the model is loaded, not after an hour of speaking."""
     monkeypatch.delattr(Engine, "load")
     monkeypatch.delattr(registry, "load_codec")
     Path("folder.wav").mkdir()
     Path("file.txt").write_text("in the way")
     np.save("in.npy", np.zeros((3, 12), np.int64))
-    arguments = ["say", "Hi.", *PAIR] if command == "say" else ["codec", "decode", "in.npy", "--codec", CODEC]
+    arguments = (
+        ["say", "Hi.", *PAIR]
+        if command == "say"
+        else ["codec", "decode", "in.npy", "--codec", CODEC]
+    )
     refused(message, *arguments, "-o", output)
 
 
@@ -176,10 +196,18 @@ def test_ctrl_c_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_float_samples_need_a_wav() -> None:
     np.save("in.npy", np.zeros((3, 12), np.int64))
-    refused("cannot write 'x.flac': --float needs the suffix .wav", *DECODE, "in.npy", "-o", "x.flac", "--float")
+    refused(
+        "cannot write 'x.flac': --float needs the suffix .wav",
+        *DECODE,
+        "in.npy",
+        "-o",
+        "x.flac",
+        "--float",
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- audio files in
+# --------------------------------------------------------------------------------------------------
+# audio files in
 
 DECODE = ("codec", "decode", "--codec", CODEC)
 ENCODE = ("codec", "encode", "--codec", CODEC, "-o", "codes.npy")
@@ -188,8 +216,12 @@ ENCODE = ("codec", "encode", "--codec", CODEC, "-o", "codes.npy")
 def write_float_wav(path: str, samples: list[float], rate: int = RATE) -> None:
     """A 32-bit float WAV file, byte by byte: `write_audio` refuses what is not a number."""
     data = struct.pack(f"<{len(samples)}f", *samples)
-    header = struct.pack("<4sIHHIIHH4sI", b"fmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data))
-    Path(path).write_bytes(struct.pack("<4sI4s", b"RIFF", 4 + len(header) + len(data), b"WAVE") + header + data)
+    header = struct.pack(
+        "<4sIHHIIHH4sI", b"fmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data)
+    )
+    Path(path).write_bytes(
+        struct.pack("<4sI4s", b"RIFF", 4 + len(header) + len(data), b"WAVE") + header + data
+    )
 
 
 def write_noise(path: str, seconds: float, rate: int = RATE) -> None:
@@ -201,17 +233,44 @@ BAD_RECORDINGS: dict[str, tuple[Callable[[], object], str]] = {
     "missing.wav": (lambda: None, "cannot read 'missing.wav': No such file"),
     "folder.wav": (lambda: Path("folder.wav").mkdir(), "it is a folder"),
     "empty.wav": (lambda: Path("empty.wav").touch(), "'empty.wav' is empty"),
-    "no_samples.wav": (lambda: write_noise("no_samples.wav", 0), "'no_samples.wav' holds no samples"),
-    "nan.wav": (lambda: write_float_wav("nan.wav", [0.1, float("nan")] * RATE), "'nan.wav' holds NaN or infinity"),
-    "inf.wav": (lambda: write_float_wav("inf.wav", [0.1, float("inf")] * RATE), "'inf.wav' holds NaN or infinity"),
-    "page.mp3": (lambda: Path("page.mp3").write_text("<!doctype html><title>404</title>" * 99), "'page.mp3' is not an"),
-    "notes.txt": (lambda: Path("notes.txt").write_text("nothing to hear"), "'notes.txt' is not an audio file"),
-    "noise.flac": (lambda: Path("noise.flac").write_bytes(bytes(range(256)) * 99), "'noise.flac' is not an audio file"),
+    "no_samples.wav": (
+        lambda: write_noise("no_samples.wav", 0),
+        "'no_samples.wav' holds no samples",
+    ),
+    "nan.wav": (
+        lambda: write_float_wav("nan.wav", [0.1, float("nan")] * RATE),
+        "'nan.wav' holds NaN or infinity",
+    ),
+    "inf.wav": (
+        lambda: write_float_wav("inf.wav", [0.1, float("inf")] * RATE),
+        "'inf.wav' holds NaN or infinity",
+    ),
+    "page.mp3": (
+        lambda: Path("page.mp3").write_text("<!doctype html><title>404</title>" * 99),
+        "'page.mp3' is not an",
+    ),
+    "notes.txt": (
+        lambda: Path("notes.txt").write_text("nothing to hear"),
+        "'notes.txt' is not an audio file",
+    ),
+    "noise.flac": (
+        lambda: Path("noise.flac").write_bytes(bytes(range(256)) * 99),
+        "'noise.flac' is not an audio file",
+    ),
 }
 BAD_REFERENCES = BAD_RECORDINGS | {
-    "silence.wav": (lambda: write_float_wav("silence.wav", [0.0] * RATE), "'silence.wav' is silent"),
-    "click.wav": (lambda: write_noise("click.wav", 0.05), "'click.wav' lasts 0.05 s; a reference lasts 0.5 to 60 s"),
-    "lecture.wav": (lambda: write_noise("lecture.wav", 180, 1000), "'lecture.wav' is longer than the limit of 60 s"),
+    "silence.wav": (
+        lambda: write_float_wav("silence.wav", [0.0] * RATE),
+        "'silence.wav' is silent",
+    ),
+    "click.wav": (
+        lambda: write_noise("click.wav", 0.05),
+        "'click.wav' lasts 0.05 s; a reference lasts 0.5 to 60 s",
+    ),
+    "lecture.wav": (
+        lambda: write_noise("lecture.wav", 180, 1000),
+        "'lecture.wav' is longer than the limit of 60 s",
+    ),
 }
 
 
@@ -244,7 +303,13 @@ def test_the_bare_codec_takes_what_is_no_reference() -> None:
 @pytest.mark.parametrize("codebooks", ["0", "-1", "17"])
 def test_codebooks_that_the_codec_does_not_have(codebooks: str) -> None:
     write_noise("in.wav", 1)
-    refused(f"this codec has 16 codebooks, {codebooks} were asked for", *ENCODE, "in.wav", "--codebooks", codebooks)
+    refused(
+        f"this codec has 16 codebooks, {codebooks} were asked for",
+        *ENCODE,
+        "in.wav",
+        "--codebooks",
+        codebooks,
+    )
 
 
 def test_audio_reference_without_a_codec() -> None:
@@ -252,7 +317,8 @@ def test_audio_reference_without_a_codec() -> None:
     refused("reference audio needs a codec", "say", "Hi.", *CODES_ONLY, "--reference", "in.wav")
 
 
-# ---------------------------------------------------------------------------------------------------- codes files in
+# --------------------------------------------------------------------------------------------------
+# codes files in
 
 
 def save(array: Array) -> None:
@@ -263,14 +329,26 @@ BAD_CODES: dict[str, tuple[Callable[[], object], str]] = {
     "missing": (lambda: None, "cannot read 'in.npy': No such file"),
     "empty": (lambda: Path("in.npy").touch(), "'in.npy' is empty"),
     "text": (lambda: Path("in.npy").write_text("1 2 3"), "'in.npy' is not a .npy file"),
-    "header only": (lambda: Path("in.npy").write_bytes(b"\x93NUMPY\x01\x00"), "'in.npy' is truncated"),
-    "pickle": (lambda: save(np.array([[{}] * 12], object)), "'in.npy' is truncated or holds no plain array"),
+    "header only": (
+        lambda: Path("in.npy").write_bytes(b"\x93NUMPY\x01\x00"),
+        "'in.npy' is truncated",
+    ),
+    "pickle": (
+        lambda: save(np.array([[{}] * 12], object)),
+        "'in.npy' is truncated or holds no plain array",
+    ),
     "float": (lambda: save(np.zeros((3, 12))), "'in.npy' holds float64 values; codes are integers"),
     "one dimension": (lambda: save(np.zeros(12, np.int64)), r"'in.npy' has the shape \(12,\)"),
-    "three dimensions": (lambda: save(np.zeros((1, 3, 12), np.int64)), r"'in.npy' has the shape \(1, 3, 12\)"),
+    "three dimensions": (
+        lambda: save(np.zeros((1, 3, 12), np.int64)),
+        r"'in.npy' has the shape \(1, 3, 12\)",
+    ),
     "no frames": (lambda: save(np.zeros((0, 12), np.int64)), "holds no codes"),
     "negative": (lambda: save(np.full((3, 12), -1, np.int64)), "'in.npy' holds -1"),
-    "too large": (lambda: save(np.full((3, 12), 64, np.int64)), "(reference 1: code 64 in|codes must be 0 .. 63)"),
+    "too large": (
+        lambda: save(np.full((3, 12), 64, np.int64)),
+        "(reference 1: code 64 in|codes must be 0 .. 63)",
+    ),
 }
 
 
@@ -287,20 +365,30 @@ def test_codes(command: str, name: str) -> None:
 
 def test_too_few_and_too_many_codebooks() -> None:
     save(np.zeros((3, 11), np.int64))
-    refused("reference 1: .*at least 12 codebooks", "say", "Hi.", *CODES_ONLY, "--reference", "in.npy")
+    refused(
+        "reference 1: .*at least 12 codebooks", "say", "Hi.", *CODES_ONLY, "--reference", "in.npy"
+    )
     save(np.zeros((3, 17), np.int64))
     refused("this codec has 16 codebooks, 17 were asked for", *DECODE, "in.npy", "-o", "out.wav")
 
 
-# ------------------------------------------------------------------------------------------------------ special text
+# --------------------------------------------------------------------------------------------------
+# special text
 
 
 def test_text_is_never_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks like a special token, in any field, gives the ids of its characters; control ids stay the prompt's."""
+    """What looks like a special token, in any field, gives the ids of its characters; control ids
+    stay the prompt's.
+    """
     control_ids: list[list[int]] = []
     build = MossLocalPrompt.build
 
-    def spy(self: MossLocalPrompt, request: SpeechRequest, references: list[NDArray[np.int64]], *voices: Any) -> object:
+    def spy(
+        self: MossLocalPrompt,
+        request: SpeechRequest,
+        references: list[NDArray[np.int64]],
+        *voices: Any,
+    ) -> object:
         prompt = build(self, request, references, *voices)
         control_ids.append([int(token) for token in prompt.rows[:, 0] if token >= 276])
         return prompt
@@ -319,7 +407,8 @@ def test_text_is_never_control(monkeypatch: pytest.MonkeyPatch) -> None:
     assert odd_again == plain_again == [277, 278, 277, 279, 282, 282]  # and a slot for each frame
 
 
-# ------------------------------------------------------------------------------------------------- what is our mistake
+# -------------------------------------------------------------------------------------------------
+# what is our mistake
 
 
 def test_an_unexpected_exception_is_called_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +418,9 @@ def test_an_unexpected_exception_is_called_a_bug(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Engine, "load", fail)
     done = run("say", "Hi.", *CODES_ONLY)
     assert done.code == 70
-    assert done.error.startswith("hocket: internal error: RuntimeError: first line second line; please report it")
+    assert done.error.startswith(
+        "hocket: internal error: RuntimeError: first line second line; please report it"
+    )
 
 
 @pytest.mark.parametrize(("options", "traceback"), [([], False), (["--debug"], True)])
@@ -343,7 +434,11 @@ cli_say._request = fail
 cli.main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, *options, "say", "Hi."], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, *options, "say", "Hi."],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 70
     assert done.stderr.startswith("hocket: internal error: RuntimeError: boom; please report it")

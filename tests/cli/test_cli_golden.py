@@ -15,10 +15,15 @@ from hocket.audio.io import decode_audio, write_audio
 from tests.support.cli_runner import CODEC, PAIR, TALKER, Done, run
 from tests.support.paths import GOLDEN
 
-CASES: dict[str, Any] = json.loads((GOLDEN / "local_tiny" / "golden_prompts.json").read_text())["cases"]
+CASES: dict[str, Any] = json.loads((GOLDEN / "local_tiny" / "golden_prompts.json").read_text())[
+    "cases"
+]
 PROMPTS = load_file(GOLDEN / "local_tiny" / "golden_prompts.safetensors")
 FRAMES = load_file(GOLDEN / "local_tiny" / "golden_local.safetensors")
-CODEC1, CODEC2 = (load_file(GOLDEN / f"{name}_tiny" / f"golden_{name}.safetensors") for name in ("codec1", "codec2"))
+CODEC1, CODEC2 = (
+    load_file(GOLDEN / f"{name}_tiny" / f"golden_{name}.safetensors")
+    for name in ("codec1", "codec2")
+)
 REFERENCES = {"one_ref": ["r1"], "two_ref": ["r1", "r2"], "continuation": ["c1"]}
 LOCAL_CASES = ["plain", "fields", "one_ref", "two_ref", "continuation"]
 #: Samples per channel in one frame.
@@ -34,7 +39,12 @@ def say(case: str, *more: str) -> Done:
     """`hocket say` with the fields and references of a golden case."""
     fields = dict(CASES[case]["fields"])
     text = fields.pop("text")
-    options = [part for name, value in fields.items() if value is not None for part in (flag(name), str(value))]
+    options = [
+        part
+        for name, value in fields.items()
+        if value is not None
+        for part in (flag(name), str(value))
+    ]
     for name in REFERENCES.get(case, []):
         np.save(f"{name}.npy", PROMPTS[f"codes/{name}"])
         options += ["--reference", f"{name}.npy"]
@@ -58,10 +68,14 @@ def samples(path: str) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("case", LOCAL_CASES)
-@pytest.mark.parametrize(("penalty", "golden"), [("1", "greedy_frames"), ("1.5", "greedy_frames_reppen1.5")])
+@pytest.mark.parametrize(
+    ("penalty", "golden"), [("1", "greedy_frames"), ("1.5", "greedy_frames_reppen1.5")]
+)
 def test_greedy_frames(case: str, penalty: str, golden: str) -> None:
     wanted = FRAMES[f"{case}/{golden}"]
-    done = say(case, "--model", TALKER, "--codec", "none", "--repetition-penalty", penalty, "--json")
+    done = say(
+        case, "--model", TALKER, "--codec", "none", "--repetition-penalty", penalty, "--json"
+    )
     codes = np.load("codes.npy")
     assert codes.dtype == np.int64
     assert np.array_equal(codes, wanted)
@@ -71,7 +85,9 @@ def test_greedy_frames(case: str, penalty: str, golden: str) -> None:
 
 @pytest.mark.parametrize("case", LOCAL_CASES)
 def test_audio_is_the_decoded_frames(case: str) -> None:
-    """A continuation's audio begins where its reference ends: the codec has heard the reference's frames first."""
+    """A continuation's audio begins where its reference ends: the codec has heard the reference's
+    frames first.
+    """
     say(case, *PAIR, "-o", "said.wav")
     frames = np.load("codes.npy")
     assert np.array_equal(frames, FRAMES[f"{case}/greedy_frames"])
@@ -81,16 +97,37 @@ def test_audio_is_the_decoded_frames(case: str) -> None:
     wanted = samples("decoded.wav")[:, len(before) * FRAME_SAMPLES :]
     said = samples("said.wav")
     assert said.shape == (2, len(frames) * FRAME_SAMPLES)
-    np.testing.assert_allclose(said, wanted, rtol=0, atol=1.5 / 32768)  # 16 bits: the last one may round either way
-    if case == "continuation":  # a codec that has heard nothing makes something else of the same frames
+    np.testing.assert_allclose(
+        said, wanted, rtol=0, atol=1.5 / 32768
+    )  # 16 bits: the last one may round either way
+    if (
+        case == "continuation"
+    ):  # a codec that has heard nothing makes something else of the same frames
         assert run("codec", "decode", "codes.npy", "-o", "cold.wav", "--codec", CODEC).code == 0
         assert np.abs(samples("cold.wav") - said).max() > 0.1
 
 
 def test_a_transcript_and_a_text_are_joined_by_a_space_unless_told_otherwise() -> None:
     np.save("c1.npy", PROMPTS["codes/c1"])
-    arguments = ("say", "Hello world.", "--reference", "c1.npy", "--reference-text", "None of this.")
-    options = ("--language", "English", "--temperature", "0", "--model", TALKER, "--codec", "none", "--codes-out")
+    arguments = (
+        "say",
+        "Hello world.",
+        "--reference",
+        "c1.npy",
+        "--reference-text",
+        "None of this.",
+    )
+    options = (
+        "--language",
+        "English",
+        "--temperature",
+        "0",
+        "--model",
+        TALKER,
+        "--codec",
+        "none",
+        "--codes-out",
+    )
     assert run(*arguments, *options, "space.npy").code == 0
     assert run(*arguments, *options, "none.npy", "--join", "").code == 0
     assert np.array_equal(np.load("space.npy"), FRAMES["continuation/greedy_frames"])
@@ -100,8 +137,26 @@ def test_a_transcript_and_a_text_are_joined_by_a_space_unless_told_otherwise() -
 def test_text_from_standard_input_is_taken_as_it_is() -> None:
     text = CASES["fields"]["fields"]["text"]
     assert text.endswith("\n")
-    options = ("--instruction", "warm, slow", "--tokens", "125", "--quality", "high", "--language", "English")
-    common = ("--temperature", "0", "--model", TALKER, "--codec", "none", "--codes-out", "codes.npy")
+    options = (
+        "--instruction",
+        "warm, slow",
+        "--tokens",
+        "125",
+        "--quality",
+        "high",
+        "--language",
+        "English",
+    )
+    common = (
+        "--temperature",
+        "0",
+        "--model",
+        TALKER,
+        "--codec",
+        "none",
+        "--codes-out",
+        "codes.npy",
+    )
     assert run("say", "-", *options, *common, stdin=text.encode()).code == 0
     assert np.array_equal(np.load("codes.npy"), FRAMES["fields/greedy_frames"])
 
@@ -132,7 +187,16 @@ def test_encoding(codec: str, wave: str, codes: str, options: list[str]) -> None
 def test_decoding(codec: str) -> None:
     golden = {"codec1": CODEC1, "codec2": CODEC2}[codec]
     np.save("codes.npy", golden["decode/codes"].T)
-    done = run("codec", "decode", "codes.npy", "-o", "out.wav", "--float", "--codec", str(GOLDEN / f"{codec}_tiny"))
+    done = run(
+        "codec",
+        "decode",
+        "codes.npy",
+        "-o",
+        "out.wav",
+        "--float",
+        "--codec",
+        str(GOLDEN / f"{codec}_tiny"),
+    )
     assert done.code == 0, done.err
     made, wanted = samples("out.wav"), golden["decode/offline"]
     assert made.shape == wanted.shape

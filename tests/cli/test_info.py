@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
 
 def parts(facts: dict[str, Fact], prefix: str = "") -> dict[str, Fact]:
     start = f"{prefix}parameters_"
-    return {name.removeprefix(start): value for name, value in facts.items() if name.startswith(start)}
+    return {
+        name.removeprefix(start): value for name, value in facts.items() if name.startswith(start)
+    }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,10 +46,18 @@ def test_codec_facts_are_those_of_the_checkpoint(dtype: torch.dtype) -> None:
     codec = load_codec(Path(CODEC), device=CPU, dtype=dtype)
     assert isinstance(codec, MossCodec)
     assert (facts["sample_rate_hz"], facts["channels"], facts["frame_rate_hz"]) == (300, 2, 12.5)
-    assert (facts["frame_samples_per_channel"], facts["codebooks"], facts["codebook_size"]) == (24, 16, 64)
-    weights = [p for name, p in codec.named_parameters() if not name.startswith("quantizer")]  # that one is folded
+    assert (facts["frame_samples_per_channel"], facts["codebooks"], facts["codebook_size"]) == (
+        24,
+        16,
+        64,
+    )
+    weights = [
+        p for name, p in codec.named_parameters() if not name.startswith("quantizer")
+    ]  # that one is folded
     counts = parts(facts)
-    assert int(counts["encoder"]) + int(counts["decoder"]) == sum(weight.numel() for weight in weights)
+    assert int(counts["encoder"]) + int(counts["decoder"]) == sum(
+        weight.numel() for weight in weights
+    )
     in_float32 = int(facts["weight_bytes"]) - int(counts["quantizer"]) * 4
     assert in_float32 == sum(weight.nbytes for weight in weights)
 
@@ -76,7 +86,9 @@ def test_a_codec_that_is_not_there_is_said_so() -> None:
 
 
 def test_the_released_talker(tmp_path: Path) -> None:
-    """spec/moss 1.1 and 1.9: 4,129,990,144 parameters, 8.26 GB in bfloat16, 147,456 bytes of K/V a row."""
+    """spec/moss 1.1 and 1.9: 4,129,990,144 parameters, 8.26 GB in bfloat16, 147,456 bytes of K/V a
+    row.
+    """
     raw: dict[str, Any] = json.loads((GOLDEN / "local_tiny" / "config.json").read_text())
     backbone = {
         "vocab_size": 151936,

@@ -12,10 +12,15 @@ import pytest
 SLOW = {"torch", "transformers", "huggingface_hub", "fastapi", "av", "tokenizers"}
 
 
-@pytest.mark.parametrize("command", [["--help"], ["--version"], ["say", "--help"], ["voices"], ["voices", "--json"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["--version"], ["say", "--help"], ["voices"], ["voices", "--json"]]
+)
 def test_what_needs_no_model_imports_nothing_slow(command: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "hocket", *command], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "hocket", *command],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout
     imported = set(re.findall(r"\| +(\w+)", done.stderr))

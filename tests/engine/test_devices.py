@@ -1,4 +1,6 @@
-"""The devices of an engine's parts, and the current GPU while they work. A CPU stands for the GPUs."""
+"""The devices of an engine's parts, and the current GPU while they work. A CPU stands for
+the GPUs.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ class AssembledError(Exception):
     ],
 )
 def test_the_codec_goes_where_it_is_told(
-    monkeypatch: pytest.MonkeyPatch, golden: Path, device: str, codec_device: str | None, places: list[torch.device]
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Path,
+    device: str,
+    codec_device: str | None,
+    places: list[torch.device],
 ) -> None:
     loaded: list[torch.device] = []
 
@@ -57,7 +63,13 @@ def test_the_codec_goes_where_it_is_told(
     monkeypatch.setattr(loading, "assemble", assemble)
     config = EngineConfig(codec_device=codec_device)
     with pytest.raises(AssembledError):
-        loading.load_parts(golden / "local_tiny", golden / "codec2_tiny", device=device, dtype="float32", config=config)
+        loading.load_parts(
+            golden / "local_tiny",
+            golden / "codec2_tiny",
+            device=device,
+            dtype="float32",
+            config=config,
+        )
     assert loaded == places
 
 
@@ -65,10 +77,22 @@ def test_the_codec_goes_where_it_is_told(
 @pytest.mark.parametrize(
     ("device", "codec_device", "message"),
     [
-        ("cuda:0", "cuda:2", r"codec_device is 'cuda:2', but this machine has 2 GPU\(s\), from cuda:0 on"),
+        (
+            "cuda:0",
+            "cuda:2",
+            r"codec_device is 'cuda:2', but this machine has 2 GPU\(s\), from cuda:0 on",
+        ),
         ("cuda:0", "gpu", "codec_device is 'gpu'; use cpu, cuda or cuda:N"),
-        ("cuda:0", "cpu", "codec_device is 'cpu' and the talker's device 'cuda:0'; two GPUs can share the work"),
-        ("cpu", "cuda:1", "codec_device is 'cuda:1' and the talker's device 'cpu'; two GPUs can share the work"),
+        (
+            "cuda:0",
+            "cpu",
+            "codec_device is 'cpu' and the talker's device 'cuda:0'; two GPUs can share the work",
+        ),
+        (
+            "cpu",
+            "cuda:1",
+            "codec_device is 'cuda:1' and the talker's device 'cpu'; two GPUs can share the work",
+        ),
     ],
 )
 def test_places_that_there_are_not(device: str, codec_device: str, message: str) -> None:
@@ -76,12 +100,16 @@ def test_places_that_there_are_not(device: str, codec_device: str, message: str)
         loading.engine_devices(device, EngineConfig(codec_device=codec_device))
     assert caught.value.param == "codec_device"
     # A codec that is not loaded has no place.
-    places = loading.engine_devices(device, EngineConfig(codec_device=codec_device), has_codec=False)
+    places = loading.engine_devices(
+        device, EngineConfig(codec_device=codec_device), has_codec=False
+    )
     assert places == (torch.device(device),) * 2
 
 
 @pytest.mark.parametrize("param", ["quantize", "kv_dtype"])
-def test_fp8_is_refused_before_anything_is_loaded(param: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_refused_before_anything_is_loaded(
+    param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = EngineConfig.model_validate({param: "fp8"})
     monkeypatch.setattr(loading, "load_talker", mock.Mock(side_effect=AssertionError("loaded")))
     with pytest.raises(ConfigError, match=f"{param} is fp8, which cpu cannot compute") as caught:
@@ -185,7 +213,9 @@ def test_a_cpu_has_no_current_gpu(gpus: Gpus) -> None:
     assert gpus.log == [("call",)]
 
 
-def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> None:
+def test_kernels_are_launched_where_their_tensors_are(
+    monkeypatch: pytest.MonkeyPatch, gpus: Gpus
+) -> None:
     def kernel(first: Any, *rest: object) -> str:
         gpus.note("kernel")
         return "done"

@@ -70,7 +70,9 @@ def test_a_small_queue_is_no_obstacle() -> None:
     assert [listener.heard[name].reason for name in names] == ["length"] * 2
 
 
-@pytest.mark.parametrize("bad", [SpeechRequest(text="One.", max_frames=511), SpeechRequest(text="x" * 600)])
+@pytest.mark.parametrize(
+    "bad", [SpeechRequest(text="One.", max_frames=511), SpeechRequest(text="x" * 600)]
+)
 def test_an_error_at_once(bad: SpeechRequest) -> None:
     listener = Listener(engine(CONFIG, endless_talker()))
     name = listener.add(request(0, 20))
@@ -88,7 +90,9 @@ def test_an_error_after_encoding_ends_the_rest() -> None:
     speaking = engine(CONFIG, endless_talker())
     late = SpeechRequest(text="One.", reference=noise(1, 40.0))
     with pytest.raises(InvalidRequestError, match="context"):
-        speaking.generate_many([request(1, 200), late, *(request(seed, 200) for seed in range(2, 9))])
+        speaking.generate_many(
+            [request(1, 200), late, *(request(seed, 200) for seed in range(2, 9))]
+        )
     assert speaking.idle
     assert speaking.stats().frame_batches < 100, "it did not wait for the others"
 
@@ -192,7 +196,10 @@ def test_seed_is_drawn_and_reported() -> None:
 def test_higher_priority_goes_first() -> None:
     """In a full engine of one row. Within a priority, the first to arrive goes first."""
     listener = Listener(engine(CONFIG.model_copy(update={"rows": 1}), endless_talker()))
-    names = [listener.add(request(seed, 2), priority=priority) for seed, priority in enumerate([0, 0, 5, 1, 5])]
+    names = [
+        listener.add(request(seed, 2), priority=priority)
+        for seed, priority in enumerate([0, 0, 5, 1, 5])
+    ]
     ended: list[str] = []
     while not listener.engine.idle:
         ended += [chunk.request_id for chunk in listener.step() if chunk.end is not None]
@@ -202,10 +209,14 @@ def test_higher_priority_goes_first() -> None:
 def test_continuation_goes_on_where_its_recording_ends() -> None:
     """The audio equals the tail of recording and speech decoded in one call."""
     reference = codes(7, 40)
-    spoken = SpeechRequest(text="More.", reference=reference, reference_text="Before.", seed=3, max_frames=20)
+    spoken = SpeechRequest(
+        text="More.", reference=reference, reference_text="Before.", seed=3, max_frames=20
+    )
     speaking: Engine = engine(EngineConfig(rows=2, max_context_rows=512), endless_talker())
     (heard,) = hear(speaking, [spoken])
-    both = codec().decode_whole(torch.from_numpy(np.concatenate([reference, heard.all_codes]))).numpy()
+    both = (
+        codec().decode_whole(torch.from_numpy(np.concatenate([reference, heard.all_codes]))).numpy()
+    )
     assert np.allclose(heard.all_samples, both[:, 40 * 24 :], atol=1e-5)
     alone = codec().decode_whole(torch.from_numpy(heard.all_codes)).numpy()
     assert not np.allclose(heard.all_samples, alone, atol=1e-3)

@@ -67,7 +67,9 @@ def looping_talker() -> LoadedTalker:
 def test_stop_and_length(
     patient: Callable[[], LoadedTalker], endless: Callable[[], LoadedTalker], voice: object
 ) -> None:
-    requests = [SpeechRequest(text="One.", reference=voice, seed=seed, max_frames=20) for seed in range(8)]
+    requests = [
+        SpeechRequest(text="One.", reference=voice, seed=seed, max_frames=20) for seed in range(8)
+    ]
     heard = hear(engine(guarded(NO_GUARD), patient()), requests)
     for one in heard:
         assert one.reason == ("length" if len(one.all_codes) == 20 else "stop")
@@ -82,7 +84,9 @@ def test_stop_and_length(
 @pytest.mark.parametrize("reference", [None, codes(1, 40)])
 def test_stop_at_the_first_frame_is_an_empty_result(reference: object) -> None:
     """Also while the codec is being primed with the 40 frames that the speech continues."""
-    request = SpeechRequest(text="One.", reference=reference, reference_text=None if reference is None else "Before.")
+    request = SpeechRequest(
+        text="One.", reference=reference, reference_text=None if reference is None else "Before."
+    )
     speaking = engine(guarded(NO_GUARD), mute_talker())
     speech = speaking.generate(request)
     assert speech.finish_reason == "stop"
@@ -119,7 +123,11 @@ def test_loop() -> None:
     policy = RunawayPolicy(multiple=0.0, loop_seconds=1.2, silence_seconds=0.0)
     requests = [SpeechRequest(text="One.", max_frames=frames) for frames in (60, 16, 15)]
     heard = hear(engine(guarded(policy), looping_talker()), requests)
-    assert [(one.reason, len(one.all_codes)) for one in heard] == [("runaway", 16), ("length", 16), ("length", 15)]
+    assert [(one.reason, len(one.all_codes)) for one in heard] == [
+        ("runaway", 16),
+        ("length", 16),
+        ("length", 15),
+    ]
     assert (heard[0].all_codes == 7).all()
     one_row = guarded(policy).model_copy(update={"rows": 1})
     after = hear(engine(one_row, looping_talker()), [requests[0]] * 2)
@@ -146,7 +154,11 @@ def test_silence(streaming: bool, frames: int) -> None:
     ]
     config = guarded(policy)
     heard = hear(engine(config, endless_talker()), requests, streaming=streaming)
-    assert [(one.reason, len(one.all_codes)) for one in heard] == [("runaway", 13), ("runaway", 23), ("length", 12)]
+    assert [(one.reason, len(one.all_codes)) for one in heard] == [
+        ("runaway", 13),
+        ("runaway", 23),
+        ("length", 12),
+    ]
     loud = policy.model_copy(update={"silence_rms": 1e-9})
     heard = hear(engine(guarded(loud), endless_talker()), requests, streaming=streaming)
     assert {one.reason for one in heard} == {"length"}
@@ -267,7 +279,9 @@ def test_failure_ends_everything(part: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def break_part(monkeypatch: pytest.MonkeyPatch, speaking: Engine, part: str) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with DEBUG")
+        raise RuntimeError(
+            "CUDA error: an illegal memory access was encountered\nCompile with DEBUG"
+        )
 
     parts = speaking.parts
     owner, name = {
@@ -308,10 +322,14 @@ def test_an_interrupt_is_raised_and_stops_the_engine() -> None:
 
 def test_timings() -> None:
     clock = TickingClock(3)
-    listener = Listener(engine(guarded(NO_GUARD).model_copy(update={"rows": 2}), patient_talker(), clock=clock))
+    listener = Listener(
+        engine(guarded(NO_GUARD).model_copy(update={"rows": 2}), patient_talker(), clock=clock)
+    )
     references = [None, codes(1, 20), noise(2, 2.0)]
     names = [
-        listener.add(SpeechRequest(text=f"Text {i}.", seed=i, reference=references[i % 3], max_frames=30))
+        listener.add(
+            SpeechRequest(text=f"Text {i}.", seed=i, reference=references[i % 3], max_frames=30)
+        )
         for i in range(9)
     ]
     listener.run()
@@ -324,7 +342,9 @@ def test_timings() -> None:
             assert times.prefilled_seconds < times.first_audio_seconds < times.total_seconds
             frames = sum(map(len, listener.heard[name].codes))
             assert times.speech_seconds == pytest.approx(frames * listener.engine.frame_seconds)
-            assert times.rtf == pytest.approx((times.total_seconds - times.admitted_seconds) / times.speech_seconds)
+            assert times.rtf == pytest.approx(
+                (times.total_seconds - times.admitted_seconds) / times.speech_seconds
+            )
         else:
             assert math.isnan(times.first_audio_seconds)
             assert math.isnan(times.rtf)
@@ -334,21 +354,31 @@ def test_timings() -> None:
     late = [listener.heard[name].end.timings.late_seconds for name in names]  # type: ignore[union-attr]
     assert max(late) > 0
     assert listener.engine.stats().scheduler.underruns > 0
-    whole = hear(listener.engine, [SpeechRequest(text="Long.", seed=1, max_frames=30)], streaming=False)
+    whole = hear(
+        listener.engine, [SpeechRequest(text="Long.", seed=1, max_frames=30)], streaming=False
+    )
     assert whole[0].end is not None
     assert whole[0].end.timings.late_seconds == 0
 
 
 def test_statistics() -> None:
     speaking = engine(guarded(NO_GUARD), talker())
-    requests = [SpeechRequest(text=f"Text {i}.", reference=noise(i % 2, 1.0), max_frames=4) for i in range(6)]
+    requests = [
+        SpeechRequest(text=f"Text {i}.", reference=noise(i % 2, 1.0), max_frames=4)
+        for i in range(6)
+    ]
     speaking.generate_many(requests)
     stats = speaking.stats()
     assert (stats.reference_misses, stats.reference_hits) == (2, 4)
     assert stats.steps >= stats.frame_batches > 0
     assert 1 <= stats.mean_frame_rows <= 4
     assert 1 <= stats.mean_decode_rows <= 4
-    parts = (stats.reference_seconds, stats.prefill_seconds, stats.frame_seconds, stats.decode_seconds)
+    parts = (
+        stats.reference_seconds,
+        stats.prefill_seconds,
+        stats.frame_seconds,
+        stats.decode_seconds,
+    )
     assert all(seconds > 0 for seconds in (*parts, stats.host_seconds))
     assert stats.host_seconds < sum(parts)
     assert stats.scheduler.rows_free == 4
@@ -362,7 +392,10 @@ def test_codes_only() -> None:
     gets none.
     """
     config = guarded(NO_GUARD)
-    requests = [SpeechRequest(text=f"Text {i}.", seed=i, reference=codes(1, 9), max_frames=9) for i in range(6)]
+    requests = [
+        SpeechRequest(text=f"Text {i}.", seed=i, reference=codes(1, 9), max_frames=9)
+        for i in range(6)
+    ]
     wanted = hear(engine(config, patient_talker()), requests)
     bare = engine(config, patient_talker(), with_codec=False)
     for speech, one in zip(bare.generate_many(requests), wanted, strict=True):
@@ -385,7 +418,10 @@ def test_greedy_loop_in_strict_mode_is_cut_alike() -> None:
     """
     policy = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.8, silence_rms=1e3)
     config = guarded(policy, strict=True)
-    requests = [SpeechRequest(text=f"Text {i}.", seed=i, sampling=GREEDY, max_frames=9 + i % 4) for i in range(8)]
+    requests = [
+        SpeechRequest(text=f"Text {i}.", seed=i, sampling=GREEDY, max_frames=9 + i % 4)
+        for i in range(8)
+    ]
     together = hear(engine(config, endless_talker(), clock=TickingClock(5)), requests)
     for request, one in zip(requests, together, strict=True):
         hear(engine(config, endless_talker()), [request])[0].assert_same(one)

@@ -45,9 +45,15 @@ def check(config: EngineConfig, talker: str, numbers: list[int], schedule: int) 
         while waiting and random.random() < 0.7:
             number = waiting.pop()
             call = made[number]
-            names[number] = listener.add(call.request, priority=call.priority, streaming=call.streaming)
+            names[number] = listener.add(
+                call.request, priority=call.priority, streaming=call.streaming
+            )
         for number in names.keys() - cancelled:
-            if number % 5 == 0 and listener.heard[names[number]].end is None and random.random() < 0.05:
+            if (
+                number % 5 == 0
+                and listener.heard[names[number]].end is None
+                and random.random() < 0.05
+            ):
                 listener.engine.cancel(names[number])
                 cancelled.add(number)
         listener.step()
@@ -116,7 +122,10 @@ def test_alone_or_in_company_full(rows: int, talker: str, schedule: int) -> None
 
 def at_once(config: EngineConfig, load: list[Call], seed: int = 0) -> list[Heard]:
     listener = Listener(engine(config, patient_talker(), clock=TickingClock(seed)))
-    names = [listener.add(call.request, priority=call.priority, streaming=call.streaming) for call in load]
+    names = [
+        listener.add(call.request, priority=call.priority, streaming=call.streaming)
+        for call in load
+    ]
     listener.run()
     return [listener.heard[name] for name in names]
 

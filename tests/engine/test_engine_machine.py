@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.support.tiny_engine import STRICT, Heard, Listener, TickingClock, alone, engine, traffic
 
@@ -25,7 +31,9 @@ class EngineMachine(RuleBasedStateMachine):
         update = {"rows": rows, "prefix_cache": prefix_cache, "kv_rows": 280, "max_waiting": 64}
         model, self.calls = traffic(talker)
         self.talker = talker
-        self.listener = Listener(engine(STRICT.model_copy(update=update), model, clock=TickingClock(seed)))
+        self.listener = Listener(
+            engine(STRICT.model_copy(update=update), model, clock=TickingClock(seed))
+        )
         self.numbers: dict[str, int] = {}
         #: Steps since each open request was cancelled.
         self.cancelled: dict[str, int] = {}
@@ -80,7 +88,9 @@ class EngineMachine(RuleBasedStateMachine):
                 assert chunk.end.finish_reason == "cancelled"
         for name in self.cancelled.keys() - self.ended:
             self.cancelled[name] += 1
-            assert self.cancelled[name] < 2, "a cancelled request holds its row for more than two steps"
+            assert self.cancelled[name] < 2, (
+                "a cancelled request holds its row for more than two steps"
+            )
 
 
 def test_random_driving() -> None:
@@ -89,4 +99,6 @@ def test_random_driving() -> None:
 
 @pytest.mark.slow
 def test_much_random_driving() -> None:
-    run_state_machine_as_test(EngineMachine, settings=settings(FEW, max_examples=60, stateful_step_count=40))
+    run_state_machine_as_test(
+        EngineMachine, settings=settings(FEW, max_examples=60, stateful_step_count=40)
+    )

@@ -90,7 +90,9 @@ def test_a_reference_without_a_whole_frame_is_refused_before_it_is_queued(golden
 def test_references_that_cannot_fit_are_refused_before_they_are_encoded(golden: Path) -> None:
     subject = engine(golden)
     with pytest.raises(InvalidRequestError, match="references have 600 frames"):
-        subject.add(SpeechRequest(text="Hi.", reference=[noise(300 * 12, seed=i) for i in range(4)]))
+        subject.add(
+            SpeechRequest(text="Hi.", reference=[noise(300 * 12, seed=i) for i in range(4)])
+        )
     assert subject.idle
     assert subject.stats().reference_misses == 0
 

@@ -29,7 +29,9 @@ class Soak:
 
     def __init__(self) -> None:
         update = {"rows": 8, "max_waiting": QUEUE, "kv_rows": 1200, "page_rows": 32}
-        self.engine: Engine = engine(EAGER.model_copy(update=update), talker(), clock=TickingClock())
+        self.engine: Engine = engine(
+            EAGER.model_copy(update=update), talker(), clock=TickingClock()
+        )
         self.random = np.random.default_rng(0)
         self.voices = [None, None, codes(1, 9), codes(2, 30), noise(3, 1.0), noise(4, 2.0)]
         self.open: set[str] = set()
@@ -60,7 +62,12 @@ class Soak:
             try:
                 self.open.add(
                     self.engine.add(
-                        SpeechRequest(text=f"Text {seed % 97}.", seed=seed, reference=voice, max_frames=1 + seed % 9),
+                        SpeechRequest(
+                            text=f"Text {seed % 97}.",
+                            seed=seed,
+                            reference=voice,
+                            max_frames=1 + seed % 9,
+                        ),
                         priority=seed % 2,
                         streaming=seed % 3 > 0,
                     )

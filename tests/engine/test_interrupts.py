@@ -23,7 +23,9 @@ def new_engine() -> Engine:
     return engine(EAGER.model_copy(update={"rows": 2}), endless_talker())
 
 
-def interrupt_in_the_third_frame(speaking: Engine, monkeypatch: pytest.MonkeyPatch, signals: int) -> list[str]:
+def interrupt_in_the_third_frame(
+    speaking: Engine, monkeypatch: pytest.MonkeyPatch, signals: int
+) -> list[str]:
     """Events in order."""
     runner = speaking.parts.talker
     real: Callable[..., object] = runner.launch

@@ -21,7 +21,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def parts_of(golden: Path, config: EngineConfig, dtype: str = "float32") -> EngineParts:
-    return load_parts(golden / "local_tiny", golden / "codec2_tiny", device="cpu", dtype=dtype, config=config)
+    return load_parts(
+        golden / "local_tiny", golden / "codec2_tiny", device="cpu", dtype=dtype, config=config
+    )
 
 
 def plan_of(parts: EngineParts) -> MemoryPlan:
@@ -33,7 +35,11 @@ def plan_of(parts: EngineParts) -> MemoryPlan:
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("pair", [("local_tiny", "codec2_tiny"), ("qwen3_tts/base_1b7", None)])
 def test_the_plan_is_what_the_tensors_take(
-    golden: Path, pair: tuple[str, str | None], dtype: str, strict: bool, monkeypatch: pytest.MonkeyPatch
+    golden: Path,
+    pair: tuple[str, str | None],
+    dtype: str,
+    strict: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hocket.engine.build.check_fp8_device", lambda *_: None)
     config = EngineConfig(
@@ -54,10 +60,14 @@ def test_the_plan_is_what_the_tensors_take(
     assert parts.references is not None
     assert parts.conversions is not None
     numbers = 2 * talker.layers * plan.pages * config.page_rows * talker.kv_heads
-    bytes_each = talker.head_dim + 2 if strict else talker.head_dim * precision.itemsize  # FP8 has a scale of bfloat16
+    bytes_each = (
+        talker.head_dim + 2 if strict else talker.head_dim * precision.itemsize
+    )  # FP8 has a scale of bfloat16
     assert plan.kv_bytes == parts.talker.kv_bytes == numbers * bytes_each
     assert plan.row_bytes == parts.talker.row_bytes
-    assert plan.ring_bytes == parts.codec.nbytes + parts.references.nbytes + parts.conversions.nbytes
+    assert (
+        plan.ring_bytes == parts.codec.nbytes + parts.references.nbytes + parts.conversions.nbytes
+    )
     weights = [*model.talker.parameters(), *codec.parameters(), *codec.buffers()]
     if model.voice_encoder is not None:
         weights += model.voice_encoder.parameters()
@@ -76,7 +86,9 @@ def test_info_and_the_engine_agree(dtype: str) -> None:
 def test_a_budget_bounds_the_pages(golden: Path) -> None:
     free = plan_of(parts_of(golden, EngineConfig(rows=4, max_context_rows=512)))
     budget = free.total_bytes - free.kv_bytes // 2
-    bounded = plan_of(parts_of(golden, EngineConfig(rows=4, max_context_rows=512, memory_bytes=budget)))
+    bounded = plan_of(
+        parts_of(golden, EngineConfig(rows=4, max_context_rows=512, memory_bytes=budget))
+    )
     assert bounded.total_bytes <= budget
     assert free.pages / 3 < bounded.pages < free.pages
     a_page = free.kv_bytes // free.pages
@@ -85,4 +97,8 @@ def test_a_budget_bounds_the_pages(golden: Path) -> None:
 
 def test_a_budget_that_holds_no_request_is_refused(golden: Path) -> None:
     with pytest.raises(ConfigError, match="memory_bytes is 3,000,000"):
-        Engine.load(golden / "local_tiny", golden / "codec2_tiny", config=EngineConfig(rows=2, memory_bytes=3_000_000))
+        Engine.load(
+            golden / "local_tiny",
+            golden / "codec2_tiny",
+            config=EngineConfig(rows=2, memory_bytes=3_000_000),
+        )

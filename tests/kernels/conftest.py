@@ -39,11 +39,19 @@ def _mend_interpreter() -> None:
         if (source, target) == (tl.bfloat16, tl.float32):
             return torch.tensor(data).view(torch.bfloat16).float().numpy()
         if (source, target) == (tl.float32, tl.float8e4nv):
-            return torch.tensor(data).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+            return (
+                torch.tensor(data)
+                .clamp(-448.0, 448.0)
+                .to(torch.float8_e4m3fn)
+                .view(torch.uint8)
+                .numpy()
+            )
         return convert(data, source, target, rounding)
 
     def mended_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        a, b = (
+            self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)
+        )
         return dot(self, a, b, *rest)
 
     interpreter._patch_lang_tensor, interpreter._convert_float = mended_patch_tensor, mended_convert

@@ -31,7 +31,9 @@ class Column:
     keep_tail: Callable[..., None]
 
 
-REFERENCE = Column(reference_conv.causal_conv, reference_conv.depthwise_conv, reference_conv.keep_tail)
+REFERENCE = Column(
+    reference_conv.causal_conv, reference_conv.depthwise_conv, reference_conv.keep_tail
+)
 KERNELS = Column(causal_conv.causal_conv, causal_conv.depthwise_conv, causal_conv.keep_tail)
 columns = pytest.mark.parametrize("conv", [REFERENCE, KERNELS], ids=["reference", "gpu"])
 
@@ -40,7 +42,9 @@ ROUNDS = [{0: 2, 3: 1}, {3: 4}, {1: 1, 0: 1, 3: 2}, {0: 3, 1: 2}, {3: 1, 1: 1, 0
 ROWS, STREAMS = 5, 4
 
 
-def some(*shape: int, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def some(
+    *shape: int, seed: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
@@ -57,7 +61,9 @@ def pack(counts: dict[int, int], seen: dict[int, int], frames: int, device: torc
     idle = [row for row in range(ROWS) if row not in counts][: STREAMS - len(counts)]
     rows, numbers = [*counts, *idle], [*counts.values(), *[0] * len(idle)]
     starts, firsts = [seen.get(row, 0) for row in rows], [sum(numbers[:s]) for s in range(STREAMS)]
-    rows_S, starts_S, counts_S, firsts_S = torch.tensor([rows, starts, numbers, firsts], device=device).unbind(0)
+    rows_S, starts_S, counts_S, firsts_S = torch.tensor(
+        [rows, starts, numbers, firsts], device=device
+    ).unbind(0)
     return Packed(rows_S, starts_S, counts_S, firsts_S, frames, max(numbers))
 
 
@@ -68,7 +74,10 @@ def by_rounds(x_RTC: Tensor, tokens: int) -> list[tuple[Packed, Tensor, dict[int
     found, seen = [], dict.fromkeys(range(ROWS), 0)
     for counts in ROUNDS:
         used = sum(counts.values())
-        parts = {row: slice(seen[row] * tokens, (seen[row] + count) * tokens) for row, count in counts.items()}
+        parts = {
+            row: slice(seen[row] * tokens, (seen[row] + count) * tokens)
+            for row, count in counts.items()
+        }
         padding = x_RTC.new_full((tokens, x_RTC.shape[2]), torch.nan)
         x_MC = torch.cat([*(x_RTC[row, part] for row, part in parts.items()), padding])
         found.append((pack(counts, seen, used + 1, x_RTC.device), x_MC, parts))
@@ -82,7 +91,13 @@ def by_rounds(x_RTC: Tensor, tokens: int) -> list[tuple[Packed, Tensor, dict[int
     [(1, 8, 20, 3, 1), (2, 33, 5, 7, 1), (4, 16, 48, 2, 1), (3, 24, 24, 7, 9), (5, 64, 1, 7, 3)],
 )
 def test_packs_give_what_whole_streams_give(
-    conv: Column, tokens: int, channels: int, outputs: int, taps: int, dilation: int, device: torch.device
+    conv: Column,
+    tokens: int,
+    channels: int,
+    outputs: int,
+    taps: int,
+    dilation: int,
+    device: torch.device,
 ) -> None:
     """The same for any chunks of a stream and any streams beside it. Unwritten memory is NaN."""
     length = tokens * 8
@@ -90,11 +105,15 @@ def test_packs_give_what_whole_streams_give(
     weight_PCO = some(taps, channels, outputs, seed=2, device=device)
     bias_O = some(outputs, seed=3, device=device)
     padded_RCL = F.pad(x_RTC.transpose(1, 2), ((taps - 1) * dilation, 0))
-    wanted_RTO = F.conv1d(padded_RCL, weight_PCO.permute(2, 1, 0), bias_O, dilation=dilation).transpose(1, 2)
+    wanted_RTO = F.conv1d(
+        padded_RCL, weight_PCO.permute(2, 1, 0), bias_O, dilation=dilation
+    ).transpose(1, 2)
     tails_RPC = new_tails((taps - 1) * dilation, channels, torch.float32, device)
     for packed, x_MC, parts in by_rounds(x_RTC, tokens):
         before_RPC = tails_RPC.clone()
-        y_MO, bent_MO = conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, dilation, None, None, True)
+        y_MO, bent_MO = conv.causal_conv(
+            x_MC, packed, tails_RPC, weight_PCO, bias_O, dilation, None, None, True
+        )
         conv.keep_tail(x_MC, packed, tails_RPC)
         assert bent_MO is None
         assert y_MO is not None
@@ -114,9 +133,14 @@ def test_depthwise_packs_give_what_whole_streams_give(
     conv: Column, tokens: int, channels: int, taps: int, device: torch.device
 ) -> None:
     x_RTC = some(ROWS, tokens * 8, channels, seed=1, device=device)
-    weight_PC, bias_C = some(taps, channels, seed=2, device=device), some(channels, seed=3, device=device)
+    weight_PC, bias_C = (
+        some(taps, channels, seed=2, device=device),
+        some(channels, seed=3, device=device),
+    )
     padded_RCL = F.pad(x_RTC.transpose(1, 2), (taps - 1, 0))
-    wanted_RTC = F.conv1d(padded_RCL, weight_PC.t()[:, None], bias_C, groups=channels).transpose(1, 2)
+    wanted_RTC = F.conv1d(padded_RCL, weight_PC.t()[:, None], bias_C, groups=channels).transpose(
+        1, 2
+    )
     tails_RPC = new_tails(taps - 1, channels, torch.float32, device)
     for packed, x_MC, parts in by_rounds(x_RTC, tokens):
         y_MC = conv.depthwise_conv(x_MC, packed, tails_RPC, weight_PC, bias_C)
@@ -131,10 +155,17 @@ def test_depthwise_packs_give_what_whole_streams_give(
 
 @both
 @pytest.mark.parametrize(
-    ("tokens", "channels", "outputs", "taps", "of"), [(3, 32, 48, 7, 48), (7, 64, 60, 2, 12), (2, 20, 33, 1, 33)]
+    ("tokens", "channels", "outputs", "taps", "of"),
+    [(3, 32, 48, 7, 48), (7, 64, 60, 2, 12), (2, 20, 33, 1, 33)],
 )
 def test_what_follows_a_convolution(
-    tokens: int, channels: int, outputs: int, taps: int, of: int, dtype: torch.dtype, device: torch.device
+    tokens: int,
+    channels: int,
+    outputs: int,
+    taps: int,
+    of: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Bias, residual and activation, each rounded where the reference rounds; only requested
     outputs are made.
@@ -145,11 +176,17 @@ def test_what_follows_a_convolution(
     bias_O = some(of, seed=3, device=device, dtype=dtype)
     residual_MO = some(frames * tokens, outputs, seed=4, device=device, dtype=dtype)
     snake = some(of, seed=5, device=device).exp(), some(of, seed=6, device=device).exp()
-    tails_RPC = some(ROWS, taps - 1, channels, seed=7, device=device, dtype=dtype) if taps > 1 else None
+    tails_RPC = (
+        some(ROWS, taps - 1, channels, seed=7, device=device, dtype=dtype) if taps > 1 else None
+    )
     packed = pack({2: 1, 0: 3}, {2: 5, 0: 0}, frames, device)
     for residual, keep in ((None, False), (residual_MO, True)):
-        wanted = reference_conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, residual, snake, keep)
-        found = causal_conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, residual, snake, keep)
+        wanted = reference_conv.causal_conv(
+            x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, residual, snake, keep
+        )
+        found = causal_conv.causal_conv(
+            x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, residual, snake, keep
+        )
         assert (found[0] is not None) == keep
         for one, other in zip(found, wanted, strict=True):
             if one is not None and other is not None:
@@ -161,7 +198,9 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
     a step.
     """
     if actual.dtype == torch.float32:
-        torch.testing.assert_close(actual, expected, rtol=2e-5, atol=1e-5 * float(expected.abs().max()))
+        torch.testing.assert_close(
+            actual, expected, rtol=2e-5, atol=1e-5 * float(expected.abs().max())
+        )
         return
     close = torch.isclose(actual.float(), expected.float(), rtol=2.0**-7, atol=2.0**-7)
     assert (~close).sum() <= 1 + close.numel() // 100
@@ -179,7 +218,9 @@ def test_a_stream_keeps_its_bits_beside_others(dtype: torch.dtype, device: torch
         packed = pack(order, {2: 5, 0: 1}, 6, device)
         chunks = [x_RTC[row, : count * tokens] for row, count in order.items()]
         x_MC = torch.cat([*chunks, torch.full_like(x_RTC[0, :tokens], torch.nan)])
-        y_MO, _ = causal_conv.causal_conv(x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, None, None, True)
+        y_MO, _ = causal_conv.causal_conv(
+            x_MC, packed, tails_RPC, weight_PCO, bias_O, 1, None, None, True
+        )
         assert y_MO is not None
         parts = torch.split(y_MO, [*(count * tokens for count in order.values()), tokens])
         found.append(dict(zip(order, parts[:-1], strict=True)))
@@ -191,13 +232,20 @@ def test_a_stream_keeps_its_bits_beside_others(dtype: torch.dtype, device: torch
 def test_snake_in_a_kernel(dtype: torch.dtype, device: torch.device) -> None:
     """Angles of some tens of radians, the largest of real models, and of thousands."""
     x_MC = 4 * some(40, 16, seed=1, device=device, dtype=dtype)
-    nothing, bias_O = torch.eye(16, device=device, dtype=dtype)[None], torch.zeros(16, device=device, dtype=dtype)
+    nothing, bias_O = (
+        torch.eye(16, device=device, dtype=dtype)[None],
+        torch.zeros(16, device=device, dtype=dtype),
+    )
     packed = pack({0: 40}, {}, 40, device)
     for scale in (1.0, 100.0):
         snake = scale * some(16, seed=2, device=device).exp(), some(16, seed=3, device=device).exp()
-        _, bent_MC = causal_conv.causal_conv(x_MC, packed, None, nothing, bias_O, 1, None, snake, False)
+        _, bent_MC = causal_conv.causal_conv(
+            x_MC, packed, None, nothing, bias_O, 1, None, snake, False
+        )
         assert bent_MC is not None
-        wanted_MC = reference_conv.snake(x_MC.double(), *(factor.double() for factor in snake)).to(dtype)
+        wanted_MC = reference_conv.snake(x_MC.double(), *(factor.double() for factor in snake)).to(
+            dtype
+        )
         if scale == 1.0:
             assert_close(bent_MC, wanted_MC)
         else:
@@ -205,9 +253,13 @@ def test_snake_in_a_kernel(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def test_what_does_not_fit_is_refused(device: torch.device) -> None:
-    x_MC, weight_PCO, bias_O = (torch.zeros(*shape, device=device) for shape in ((4, 16), (2, 16, 16), (16,)))
+    x_MC, weight_PCO, bias_O = (
+        torch.zeros(*shape, device=device) for shape in ((4, 16), (2, 16, 16), (16,))
+    )
     packed = pack({0: 4}, {}, 4, device)
     with pytest.raises(ValueError, match="one tap needs none, more need one"):
         causal_conv.causal_conv(x_MC, packed, None, weight_PCO, bias_O, 1, None, None, True)
     with pytest.raises(ValueError, match="contiguous"):
-        causal_conv.causal_conv(x_MC[:, ::2], packed, None, weight_PCO[:1, ::2], bias_O, 1, None, None, True)
+        causal_conv.causal_conv(
+            x_MC[:, ::2], packed, None, weight_PCO[:1, ::2], bias_O, 1, None, None, True
+        )

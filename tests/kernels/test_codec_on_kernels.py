@@ -29,7 +29,12 @@ def small_codec(device: torch.device) -> Qwen3Codec:
     raw = json.loads(CONFIG.read_text())
     raw |= {"input_sample_rate": 120, "output_sample_rate": 120}
     raw |= {"encode_downsample_rate": SAMPLES, "decode_upsample_rate": SAMPLES}
-    raw["decoder_config"] |= {"upsample_rates": [3, 2], "upsampling_ratios": [2], "decoder_dim": 96, "latent_dim": 24}
+    raw["decoder_config"] |= {
+        "upsample_rates": [3, 2],
+        "upsampling_ratios": [2],
+        "decoder_dim": 96,
+        "latent_dim": 24,
+    }
     raw["encoder_config"] |= {"sampling_rate": 120, "upsampling_ratios": [3, 2]}
     codec = codec_plan(raw, torch.float32).empty()
     assert isinstance(codec, Qwen3Codec)
@@ -50,7 +55,9 @@ def test_packs_on_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch)
         state, done, heard = codec.new_decoder_state(4, 4), [0] * 4, []
         state.tails.fill_(torch.nan)
         for counts in ({0: 4, 3: 1}, {3: 4, 1: 1, 0: 3}, {1: 2}, {0: 1, 3: 1, 1: 1}):
-            pieces = [codes_RTN[row, done[row] : done[row] + count] for row, count in counts.items()]
+            pieces = [
+                codes_RTN[row, done[row] : done[row] + count] for row, count in counts.items()
+            ]
             arrays = packed_batch(list(counts), pieces, 10, 4, 4)
             streams_3S, codes_FN = (torch.from_numpy(array).to(device) for array in arrays)
             rows_S, counts_S, firsts_S = streams_3S.unbind(0)

@@ -30,8 +30,12 @@ both = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 shapes = pytest.mark.parametrize("shape", [(1, 2), (7, 24), (2, 3, 128), (3, 2600)], ids=str)
 
 
-def _some(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3.0).to(device, dtype)
+def _some(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3.0).to(
+        device, dtype
+    )
 
 
 ACTIVATIONS = [
@@ -39,7 +43,9 @@ ACTIVATIONS = [
     (elementwise.silu, reference.silu),
     (elementwise.gelu, reference.gelu),
 ]
-each = pytest.mark.parametrize(("activate", "expect"), ACTIVATIONS, ids=["silu_mul", "silu", "gelu"])
+each = pytest.mark.parametrize(
+    ("activate", "expect"), ACTIVATIONS, ids=["silu_mul", "silu", "gelu"]
+)
 
 
 @both
@@ -94,7 +100,12 @@ def test_silu_of_what_exp_cannot_hold(device: torch.device) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in multiply")  # of the interpreter
 def test_gelu_from_one_end_to_the_other(device: torch.device) -> None:
     """Against float64, to a few roundings of float32 where the result is more than its tail."""
-    x = torch.cat((torch.linspace(-12.0, 12.0, 20_001), torch.tensor([0.0, 1e-30, -1e-30, 1e4, -1e4, 3e38, -3e38])))
+    x = torch.cat(
+        (
+            torch.linspace(-12.0, 12.0, 20_001),
+            torch.tensor([0.0, 1e-30, -1e-30, 1e4, -1e4, 3e38, -3e38]),
+        )
+    )
     exact = torch.nn.functional.gelu(x.double())
     error = (tensor(elementwise.gelu(x.to(device))).cpu().double() - exact).abs()
     assert (error <= 2e-6 * exact.abs() + 1e-8 * (x < -3)).all()
@@ -117,7 +128,10 @@ def test_quantize_rows_is_exact(width: int, dtype: torch.dtype, device: torch.de
     """Every step is correctly rounded, so nothing may differ: rows of all sizes, of zeros, with an
     outlier.
     """
-    x_MK = _some((12, width), dtype, device) * torch.logspace(-30, 30, 12, device=device).to(dtype)[:, None]
+    x_MK = (
+        _some((12, width), dtype, device)
+        * torch.logspace(-30, 30, 12, device=device).to(dtype)[:, None]
+    )
     x_MK[3] = 0.0
     x_MK[5, 0] = 1e9
     _assert_quantized_exactly(x_MK)
@@ -139,7 +153,9 @@ def test_fp8_rows_do_not_depend_on_neighbours(device: torch.device) -> None:
     gate_up = _some((40, 48), torch.bfloat16, device)
     places = torch.randperm(40, generator=torch.Generator().manual_seed(1)).to(device)
     found = rows8(elementwise.silu_mul(gate_up, True))
-    expected = Rows8(found.values.view(torch.uint8)[places].view(torch.float8_e4m3fn), found.scales[places])
+    expected = Rows8(
+        found.values.view(torch.uint8)[places].view(torch.float8_e4m3fn), found.scales[places]
+    )
     assert_fp8_equal(elementwise.silu_mul(gate_up[places], True), expected)
 
 
@@ -158,7 +174,12 @@ def test_embed_sum(ids: int, width: int, dtype: torch.dtype, device: torch.devic
 
 
 def test_a_negative_id_reads_nothing(device: torch.device) -> None:
-    text_VD, codes_WD = torch.ones(2, 8, device=device), torch.full((4, 8), float("nan"), device=device)
+    text_VD, codes_WD = (
+        torch.ones(2, 8, device=device),
+        torch.full((4, 8), float("nan"), device=device),
+    )
     ids_MN = torch.full((3, 2), -1, device=device)
     text_M = torch.zeros(3, dtype=torch.int64, device=device)
-    assert torch.equal(elementwise.embed_sum(text_VD, codes_WD, text_M, ids_MN), torch.ones(3, 8, device=device))
+    assert torch.equal(
+        elementwise.embed_sum(text_VD, codes_WD, text_M, ids_MN), torch.ones(3, 8, device=device)
+    )

@@ -39,7 +39,8 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
 
 @both
 @pytest.mark.parametrize(
-    ("rows", "heads", "size", "positions"), [(3, 2, 8, 16), (2, 3, 80, 12), (1, 1, 2, 3), (2, 2, 30, 5)]
+    ("rows", "heads", "size", "positions"),
+    [(3, 2, 8, 16), (2, 3, 80, 12), (1, 1, 2, 3), (2, 2, 30, 5)],
 )
 def test_depth_attention(
     rows: int, heads: int, size: int, positions: int, dtype: torch.dtype, device: torch.device
@@ -69,7 +70,11 @@ def test_depth_keys_are_rounded_as_the_reference_rounds(device: torch.device) ->
     keys, values = (_nans((rows, heads, 8, size), torch.bfloat16, device) for _ in range(2))
     keys[:, :, :7], values[:, :, :7] = 0.0, 0.0
     expected_keys, expected_values = keys.clone(), values.clone()
-    shared = (_some((rows, 3 * heads * size), torch.bfloat16, device, 0), tables.cos[7], tables.sin[7])
+    shared = (
+        _some((rows, 3 * heads * size), torch.bfloat16, device, 0),
+        tables.cos[7],
+        tables.sin[7],
+    )
     reference.depth_attention(*shared, expected_keys, expected_values, 7)
     frame_attention.depth_attention(*shared, keys, values, 7)
     assert torch.equal(keys, expected_keys)
@@ -85,7 +90,9 @@ def test_depth_attention_of_a_product(dtype: torch.dtype, device: torch.device) 
     qkv = some_product((rows, 3 * heads * size), dtype, device, bias=True, seed=2)
     turn = (tables.cos[position], tables.sin[position])
     out_BE = frame_attention.depth_attention(qkv, *turn, keys, values, position)
-    plain_BE = frame_attention.depth_attention(qkv.plain(), *turn, plain_keys, plain_values, position)
+    plain_BE = frame_attention.depth_attention(
+        qkv.plain(), *turn, plain_keys, plain_values, position
+    )
     assert torch.equal(out_BE, plain_BE)
     assert torch.equal(keys, plain_keys)
     assert torch.equal(values, plain_values)
@@ -102,12 +109,16 @@ def test_depth_rows_that_lie_apart(device: torch.device) -> None:
     keys, values = (_some(shape, torch.bfloat16, device, seed) for seed in (0, 1))
     qkv_BE = _some((rows, 3 * heads * size + 7), torch.bfloat16, device, 2)[:, 3:-4]
     turn = (tables.cos[position], tables.sin[position])
-    apart_keys, apart_values = (cache.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for cache in (keys, values))
+    apart_keys, apart_values = (
+        cache.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for cache in (keys, values)
+    )
     order_B = torch.tensor([4, 2, 0, 1, 3], device=device)
     shuffled_keys, shuffled_values = keys[order_B], values[order_B]
     out_BE = frame_attention.depth_attention(qkv_BE, *turn, keys, values, position)
     apart_BE = frame_attention.depth_attention(qkv_BE, *turn, apart_keys, apart_values, position)
-    shuffled_BE = frame_attention.depth_attention(qkv_BE[order_B], *turn, shuffled_keys, shuffled_values, position)
+    shuffled_BE = frame_attention.depth_attention(
+        qkv_BE[order_B], *turn, shuffled_keys, shuffled_values, position
+    )
     assert torch.equal(apart_BE, out_BE)
     assert torch.equal(apart_keys, keys)
     assert torch.equal(shuffled_BE, out_BE[order_B])
@@ -115,7 +126,13 @@ def test_depth_rows_that_lie_apart(device: torch.device) -> None:
 
 
 def _frame(
-    rows: int, heads: int, groups: int, size: int, positions: int, dtype: torch.dtype, device: torch.device
+    rows: int,
+    heads: int,
+    groups: int,
+    size: int,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[tuple[Tensor, Tensor, float, Tensor, Tensor], Tensor, Tensor]:
     """The inputs that all positions of a frame share (weights, eps, tables), and an unwritten
     cache.
@@ -128,24 +145,41 @@ def _frame(
 
 @both
 @pytest.mark.parametrize(
-    ("heads", "groups", "size", "positions"), [(4, 2, 8, 6), (4, 2, 128, 17), (3, 3, 10, 32), (6, 2, 20, 4)]
+    ("heads", "groups", "size", "positions"),
+    [(4, 2, 8, 6), (4, 2, 128, 17), (3, 3, 10, 32), (6, 2, 20, 4)],
 )
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_frame_attention(
-    heads: int, groups: int, size: int, positions: int, first: int, dtype: torch.dtype, device: torch.device
+    heads: int,
+    groups: int,
+    size: int,
+    positions: int,
+    first: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Position after position: the outputs and the cache of the reference."""
     rows = 2
-    shared, expected_keys, expected_values = _frame(rows, heads, groups, size, positions, dtype, device)
+    shared, expected_keys, expected_values = _frame(
+        rows, heads, groups, size, positions, dtype, device
+    )
     keys, values = expected_keys.clone(), expected_values.clone()
-    starts = [0, *range(first, min(positions, first + 3)), *([positions - 1] if positions > first + 3 else [])]
+    starts = [
+        0,
+        *range(first, min(positions, first + 3)),
+        *([positions - 1] if positions > first + 3 else []),
+    ]
     for start in starts:
         tokens = first if start == 0 else 1
         if start == positions - 1:
             for cache, expected in ((keys, expected_keys), (values, expected_values)):
-                cache[:, :start] = expected[:, :start] = _some((rows, start, groups, size), dtype, device, start)
+                cache[:, :start] = expected[:, :start] = _some(
+                    (rows, start, groups, size), dtype, device, start
+                )
         qkv_BTE = 3 * _some((rows, tokens, (heads + 2 * groups) * size), dtype, device, start)
-        expected_BTE = reference.frame_attention(qkv_BTE, *shared, expected_keys, expected_values, start)
+        expected_BTE = reference.frame_attention(
+            qkv_BTE, *shared, expected_keys, expected_values, start
+        )
         actual_BTE = frame_attention.frame_attention(qkv_BTE, *shared, keys, values, start)
         end = start + tokens
         assert actual_BTE.shape == expected_BTE.shape
@@ -170,17 +204,23 @@ def test_frame_keys_are_rounded_as_the_reference_rounds(device: torch.device) ->
 def test_frame_attention_of_a_product_that_is_not_scaled_yet(device: torch.device) -> None:
     shared, keys, values = _frame(2, 4, 2, 16, 3, torch.bfloat16, device)
     product_BTE = 50 * _some((2, 2, 8 * 16), torch.bfloat16, device, 0)
-    rows_BT1, columns_E = (_some(shape, torch.float32, device, 1).abs() / 7 for shape in ((2, 2, 1), (8 * 16,)))
+    rows_BT1, columns_E = (
+        _some(shape, torch.float32, device, 1).abs() / 7 for shape in ((2, 2, 1), (8 * 16,))
+    )
     for bias_E in (None, _some((8 * 16,), torch.bfloat16, device, 2)):
         scaled = Scaled(product_BTE, rows_BT1, columns_E, bias_E)
         out_BTE = frame_attention.frame_attention(scaled, *shared, keys, values, 0)
-        assert torch.equal(out_BTE, frame_attention.frame_attention(scaled.plain(), *shared, keys, values, 0))
+        assert torch.equal(
+            out_BTE, frame_attention.frame_attention(scaled.plain(), *shared, keys, values, 0)
+        )
 
 
 def test_frame_rows_keep_their_bits(device: torch.device) -> None:
     rows, heads, groups, size = 6, 4, 2, 24
     shared, keys, values = _frame(rows, heads, groups, size, 9, torch.bfloat16, device)
-    keys[:, :7], values[:, :7] = (_some((rows, 7, groups, size), torch.bfloat16, device, seed) for seed in (0, 1))
+    keys[:, :7], values[:, :7] = (
+        _some((rows, 7, groups, size), torch.bfloat16, device, seed) for seed in (0, 1)
+    )
     qkv_BTE = _some((rows, 1, (heads + 2 * groups) * size), torch.bfloat16, device, 2)
     order_B = torch.tensor([3, 5, 1], device=device)
     shuffled = (keys[order_B], values[order_B])
@@ -193,11 +233,18 @@ def test_positions_outside_the_cache_are_refused(device: torch.device) -> None:
     cache = torch.zeros(1, 2, 4, 8, device=device)
     turn = torch.zeros(8, device=device)
     with pytest.raises(ValueError, match="position 4 is not in a cache of 4"):
-        frame_attention.depth_attention(torch.zeros(1, 48, device=device), turn, turn, cache, cache.clone(), 4)
+        frame_attention.depth_attention(
+            torch.zeros(1, 48, device=device), turn, turn, cache, cache.clone(), 4
+        )
     for tokens, start, keys, values, refusal in (
         (2, 1, cache, cache.clone(), "positions 1 to 2 are not in a cache of 2"),
         (1, 0, cache, cache.transpose(1, 2), "laid out alike"),
     ):
-        qkv_BTE, weight = torch.zeros(1, tokens, 12 * 8, device=device), torch.ones(8, device=device)
+        qkv_BTE, weight = (
+            torch.zeros(1, tokens, 12 * 8, device=device),
+            torch.ones(8, device=device),
+        )
         with pytest.raises(ValueError, match=refusal):
-            frame_attention.frame_attention(qkv_BTE, weight, weight, 1e-6, turn, turn, keys, values, start)
+            frame_attention.frame_attention(
+                qkv_BTE, weight, weight, 1e-6, turn, turn, keys, values, start
+            )

@@ -30,7 +30,9 @@ CONFIG = EngineConfig(
     rows=3,
     page_rows=8,
     max_context_rows=256,
-    chunks=ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=4, min_batch=1, max_wait_ms=0.0),
+    chunks=ChunkPolicy(
+        first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=4, min_batch=1, max_wait_ms=0.0
+    ),
 )
 
 
@@ -40,7 +42,9 @@ _needs_gpu = pytest.mark.skipif(
 )
 
 
-def speak(family: str, requests: list[SpeechRequest], device: torch.device, **changed: object) -> list[Speech]:
+def speak(
+    family: str, requests: list[SpeechRequest], device: torch.device, **changed: object
+) -> list[Speech]:
     model, codec = FOLDERS[family]
     config = CONFIG.model_copy(update=changed)
     return Engine.load(model, codec, device=device.type, config=config).generate_many(requests)
@@ -48,7 +52,9 @@ def speak(family: str, requests: list[SpeechRequest], device: torch.device, **ch
 
 @pytest.fixture
 def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "column_of", lambda _: "gpu" if torch.is_inference_mode_enabled() else "reference")
+    monkeypatch.setattr(
+        ops, "column_of", lambda _: "gpu" if torch.is_inference_mode_enabled() else "reference"
+    )
 
 
 def requests(family: str) -> list[SpeechRequest]:
@@ -59,7 +65,9 @@ def requests(family: str) -> list[SpeechRequest]:
         Sampling(temperature=1.0, top_k=0, top_p=0.95, repetition_penalty=1.2),
     ]
     return [
-        SpeechRequest(text="Hello.", seed=i, sampling=kind, max_frames=3, min_frames=2 + i % 2, voice=voice)
+        SpeechRequest(
+            text="Hello.", seed=i, sampling=kind, max_frames=3, min_frames=2 + i % 2, voice=voice
+        )
         for i, kind in enumerate(kinds)
     ]
 

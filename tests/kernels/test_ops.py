@@ -18,7 +18,10 @@ each = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: op
 
 
 def parameters(function: Any) -> list[tuple[str, object]]:
-    return [(name, parameter.default) for name, parameter in inspect.signature(function).parameters.items()]
+    return [
+        (name, parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]
 
 
 @each
@@ -28,7 +31,9 @@ def test_columns_have_one_signature(operation: ops.Operation[Any, ..., Any]) -> 
 
 
 @each
-def test_operations_have_the_names_of_their_functions(operation: ops.Operation[Any, ..., Any]) -> None:
+def test_operations_have_the_names_of_their_functions(
+    operation: ops.Operation[Any, ..., Any],
+) -> None:
     assert getattr(ops, operation.name) is operation
     assert operation.reference.__name__ == operation.name
 

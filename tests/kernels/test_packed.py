@@ -10,7 +10,9 @@ import torch
 from hocket.kernels.types import Packed, RingWindow
 
 
-def packed(rows: list[int], starts: list[int], counts: list[int], firsts: list[int], frames: int) -> Packed:
+def packed(
+    rows: list[int], starts: list[int], counts: list[int], firsts: list[int], frames: int
+) -> Packed:
     rows_S, starts_S, counts_S, firsts_S = (torch.tensor(x) for x in (rows, starts, counts, firsts))
     return Packed(rows_S, starts_S, counts_S, firsts_S, frames, max(counts))
 
@@ -19,7 +21,13 @@ def packed(rows: list[int], starts: list[int], counts: list[int], firsts: list[i
     ("rows", "starts", "counts", "firsts", "frames"),
     [
         ([4, 0, 2], [5, 0, 9], [3, 1, 2], [0, 3, 4], 6),
-        ([4, 0, 2, 1], [5, 0, 9, 7], [3, 0, 2, 0], [0, 3, 3, 5], 5),  # no frames: in the middle, and at a full end
+        (
+            [4, 0, 2, 1],
+            [5, 0, 9, 7],
+            [3, 0, 2, 0],
+            [0, 3, 3, 5],
+            5,
+        ),  # no frames: in the middle, and at a full end
         ([3, 1], [0, 2], [1, 2], [0, 4], 9),  # gaps
         ([3, 1], [0, 2], [0, 0], [0, 0], 2),
     ],
@@ -44,7 +52,9 @@ def test_a_padded_batch_is_a_pack_with_gaps(counts: list[int] | None) -> None:
     pack = Packed.padded(torch.tensor([5, 1]), torch.tensor([0, 7]), counts_S, 3)
     assert pack.is_padded
     assert pack.firsts_S.tolist() == [0, 3]
-    assert pack.by_frame[0].tolist() == ([5, 5, 5, 1, 1, 1] if counts is None else [5, 5, -1, -1, -1, -1])
+    assert pack.by_frame[0].tolist() == (
+        [5, 5, 5, 1, 1, 1] if counts is None else [5, 5, -1, -1, -1, -1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,9 @@ def test_a_padded_batch_is_a_pack_with_gaps(counts: list[int] | None) -> None:
 def test_a_window_at_the_beginning_and_at_the_end_of_a_ring(
     start: int, slots: list[int], visible: list[list[int]]
 ) -> None:
-    """The four cases written above `RingWindow`, with rings that hold the numbers of their slots."""
+    """The four cases written above `RingWindow`, with rings that hold the numbers of their
+    slots.
+    """
     window = RingWindow(Packed.padded(torch.tensor([1]), torch.tensor([start]), None, 2), 1, 3, 5)
     ring = torch.arange(10.0).view(2, 5, 1, 1)
     assert window.read(ring).flatten().tolist() == [5 + slot for slot in slots]

@@ -34,29 +34,47 @@ class Case:
         """The kernel's output for these entries in this order."""
         return ops.paged_attention.gpu(*self.arguments(order))
 
-    def arguments(self, order: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, PagedPlan, Tensor | None]:
+    def arguments(
+        self, order: list[int] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, PagedPlan, Tensor | None]:
         chosen = slice(None) if order is None else order
         batch = PagedBatch(
-            self.table_BP[chosen], self.starts_B[chosen].contiguous(), self.counts_B[chosen].contiguous()
+            self.table_BP[chosen],
+            self.starts_B[chosen].contiguous(),
+            self.counts_B[chosen].contiguous(),
         )
         plan = PagedPlan.of(batch, self.q_BTHK.shape[1], self.keys_NRGK.shape[1])
-        return self.q_BTHK[chosen].contiguous(), self.keys_NRGK, self.values_NRGK, plan, self.scales_NGR2
+        return (
+            self.q_BTHK[chosen].contiguous(),
+            self.keys_NRGK,
+            self.values_NRGK,
+            plan,
+            self.scales_NGR2,
+        )
 
     def in_fp8(self) -> Case:
         """The same with float8 keys and values; unwritten rows are NaN here, too."""
         (keys, key_scales), (values, value_scales) = (
-            reference.quantize_heads(pages_NRGK) for pages_NRGK in (self.keys_NRGK, self.values_NRGK)
+            reference.quantize_heads(pages_NRGK)
+            for pages_NRGK in (self.keys_NRGK, self.values_NRGK)
         )
         is_written = self.keys_NRGK.isfinite().all(-1)[..., None]
         scales = torch.stack((key_scales, value_scales), -1).where(is_written, torch.nan)
-        return replace(self, keys_NRGK=keys, values_NRGK=values, scales_NGR2=scales.transpose(1, 2).contiguous())
+        return replace(
+            self,
+            keys_NRGK=keys,
+            values_NRGK=values,
+            scales_NGR2=scales.transpose(1, 2).contiguous(),
+        )
 
     def check(self, out_BTHK: Tensor) -> None:
         """Against the reference, and what a CPU runs: all at once, and sequence by sequence."""
         tolerance, counts = TOLERANCE[self.q_BTHK.dtype], self.counts_B.tolist()
         for expected_BTHK in self.plain():
             for out_THK, expected_THK, count in zip(out_BTHK, expected_BTHK, counts, strict=True):
-                torch.testing.assert_close(out_THK[:count], expected_THK[:count], atol=tolerance, rtol=tolerance)
+                torch.testing.assert_close(
+                    out_THK[:count], expected_THK[:count], atol=tolerance, rtol=tolerance
+                )
         for out_THK, count in zip(out_BTHK, counts, strict=True):
             assert not out_THK[count:].any()  # NaN is true
 
@@ -100,13 +118,16 @@ def make_case(
     q_BTHK[torch.arange(rows) >= torch.tensor(counts)[:, None]] = torch.nan
     keys_NRGK, values_NRGK = (each.to(device, dtype) for each in pages)
     integers = (torch.tensor(each, dtype=index, device=device) for each in (starts, counts))
-    return Case(q_BTHK.to(device, dtype), keys_NRGK, values_NRGK, table_BP.to(device, index), *integers)
+    return Case(
+        q_BTHK.to(device, dtype), keys_NRGK, values_NRGK, table_BP.to(device, index), *integers
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "groups", "size", "page_rows"), [(4, 4, 8, 4), (4, 2, 24, 16), (8, 2, 10, 32), (3, 1, 128, 32)]
+    ("heads", "groups", "size", "page_rows"),
+    [(4, 4, 8, 4), (4, 2, 24, 16), (8, 2, 10, 32), (3, 1, 128, 32)],
 )
 @pytest.mark.parametrize(
     ("rows", "starts", "counts"),
@@ -129,7 +150,15 @@ def test_agrees_with_the_other_columns(
     counts: list[int],
 ) -> None:
     case = make_case(
-        device, starts, counts, rows=rows, heads=heads, groups=groups, size=size, page_rows=page_rows, dtype=dtype
+        device,
+        starts,
+        counts,
+        rows=rows,
+        heads=heads,
+        groups=groups,
+        size=size,
+        page_rows=page_rows,
+        dtype=dtype,
     )
     case = case.in_fp8() if is_fp8 else case
     case.check(case.run())
@@ -155,7 +184,9 @@ def test_float8_scores_and_values_of_any_size(device: torch.device, dtype: torch
     out = case.run()
     for expected in case.plain():
         largest = float(expected.abs().max())
-        torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * largest)
+        torch.testing.assert_close(
+            out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * largest
+        )
 
 
 def test_float8_costs_what_its_mantissas_leave_out(device: torch.device) -> None:
@@ -172,17 +203,24 @@ def test_float8_costs_what_its_mantissas_leave_out(device: torch.device) -> None
 def test_float8_scales_are_the_smallest_powers_of_two(device: torch.device) -> None:
     largest = torch.tensor([448.0, 448.5, 224.0, 3.0e38, 2.0**-20, 0.0, 1.75, 1.76], device=device)
     x8, scale = reference.quantize_heads(
-        largest[:, None, None].expand(-1, 1, 6) * torch.tensor([1, -1, 0.5, 0, 1, 1e-9], device=device)
+        largest[:, None, None].expand(-1, 1, 6)
+        * torch.tensor([1, -1, 0.5, 0, 1, 1e-9], device=device)
     )
-    wanted = torch.tensor([1.0, 2.0, 0.5, 2.0**120, 2.0**-28, 2.0**-32, 2.0**-8, 2.0**-7], device=device)
+    wanted = torch.tensor(
+        [1.0, 2.0, 0.5, 2.0**120, 2.0**-28, 2.0**-32, 2.0**-8, 2.0**-7], device=device
+    )
     assert torch.equal(scale[:, 0].float(), wanted)
-    assert (x8[:, 0, 0].float() * wanted - largest).abs().div(largest.clamp(min=1e-30)).max() <= 2**-4
+    assert (x8[:, 0, 0].float() * wanted - largest).abs().div(
+        largest.clamp(min=1e-30)
+    ).max() <= 2**-4
     assert (x8[:5, 0, 0].float() >= 224).all()
 
 
 def test_integers_may_be_int32_and_the_table_part_of_a_wider_one(device: torch.device) -> None:
     case = make_case(device, [5, 40], [3, 2], rows=3, index=torch.int32)
-    case.table_BP = torch.cat([case.table_BP, torch.full_like(case.table_BP, -1)], 1)[:, : case.table_BP.shape[1]]
+    case.table_BP = torch.cat([case.table_BP, torch.full_like(case.table_BP, -1)], 1)[
+        :, : case.table_BP.shape[1]
+    ]
     case.check(case.run())
 
 
@@ -198,7 +236,9 @@ def test_pages_behind_a_sequence_are_never_read(device: torch.device) -> None:
 
 @pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("entries", "longest"), [(1, 100), (1, 900), (6, 300), (70, 300), (1100, 300)])
+@pytest.mark.parametrize(
+    ("entries", "longest"), [(1, 100), (1, 900), (6, 300), (70, 300), (1100, 300)]
+)
 def test_few_entries_share_the_device_and_give_what_many_do(
     device: torch.device, dtype: torch.dtype, is_fp8: bool, entries: int, longest: int
 ) -> None:
@@ -215,7 +255,8 @@ def test_few_entries_share_the_device_and_give_what_many_do(
 
 
 @pytest.mark.parametrize(
-    ("rows", "starts", "counts"), [(1, [0, 290, 64, 141], [1, 1, 1, 1]), (7, [0, 3, 60, 90], [7, 1, 6, 0])]
+    ("rows", "starts", "counts"),
+    [(1, [0, 290, 64, 141], [1, 1, 1, 1]), (7, [0, 3, 60, 90], [7, 1, 6, 0])],
 )
 @pytest.mark.parametrize("is_fp8", [False, True])
 def test_neither_place_nor_company_changes_a_bit(
@@ -268,9 +309,22 @@ def test_a_view_is_refused(device: torch.device) -> None:
 def test_pages_past_two_to_the_31_channels(device: torch.device) -> None:
     page_rows, groups, size = 32, 8, 128
     last = 2**31 // (page_rows * groups * size) + 1
-    pages_NRGK = torch.empty((last + 1, page_rows, groups, size), dtype=torch.bfloat16, device=device)
-    near = make_case(device, [20], [1], heads=32, groups=groups, size=size, page_rows=page_rows, dtype=torch.bfloat16)
+    pages_NRGK = torch.empty(
+        (last + 1, page_rows, groups, size), dtype=torch.bfloat16, device=device
+    )
+    near = make_case(
+        device,
+        [20],
+        [1],
+        heads=32,
+        groups=groups,
+        size=size,
+        page_rows=page_rows,
+        dtype=torch.bfloat16,
+    )
     pages_NRGK[last] = near.keys_NRGK[0]
     near.values_NRGK = near.keys_NRGK
-    far = Case(near.q_BTHK, pages_NRGK, pages_NRGK, near.table_BP + last, near.starts_B, near.counts_B)
+    far = Case(
+        near.q_BTHK, pages_NRGK, pages_NRGK, near.table_BP + last, near.starts_B, near.counts_B
+    )
     assert torch.equal(far.run(), near.run())

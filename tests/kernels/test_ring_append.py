@@ -30,16 +30,27 @@ def window_of(
     streams: list[tuple[int, int, int, int]] = STREAMS,
     frames: int = PACK_FRAMES,
 ) -> RingWindow:
-    rows, starts, counts, firsts = (torch.tensor(numbers, device=device) for numbers in zip(*streams, strict=True))
-    return RingWindow(Packed(rows, starts, counts, firsts, frames, 3), tokens_per_frame, context=1, capacity=7)
+    rows, starts, counts, firsts = (
+        torch.tensor(numbers, device=device) for numbers in zip(*streams, strict=True)
+    )
+    return RingWindow(
+        Packed(rows, starts, counts, firsts, frames, 3), tokens_per_frame, context=1, capacity=7
+    )
 
 
 def of_streams(x: Tensor, tokens_per_frame: int) -> Tensor:
     """The tokens that belong to streams."""
-    return torch.cat([x[first * tokens_per_frame :][: count * tokens_per_frame] for _, _, count, first in STREAMS])
+    return torch.cat(
+        [
+            x[first * tokens_per_frame :][: count * tokens_per_frame]
+            for _, _, count, first in STREAMS
+        ]
+    )
 
 
-def some_qkv(width: int, tokens: int, dtype: torch.dtype, device: torch.device, scaled: bool) -> Tensor | Scaled:
+def some_qkv(
+    width: int, tokens: int, dtype: torch.dtype, device: torch.device, scaled: bool
+) -> Tensor | Scaled:
     product = some_product((tokens, width), dtype, device, bias=scaled, seed=0)
     return product if scaled else product.plain()
 
@@ -50,15 +61,21 @@ def test_pair_turns(tokens_per_frame: int, size: int, device: torch.device) -> N
     window = window_of(device, tokens_per_frame)
     arguments = window, size, 10000.0
     expected = reference_rings.pair_turns(*arguments)
-    positions = torch.cat([(start + torch.arange(count)) for _, start, count, _ in STREAMS]).to(device)
-    token_positions = (positions[:, None] * tokens_per_frame + torch.arange(tokens_per_frame, device=device)).flatten()
+    positions = torch.cat([(start + torch.arange(count)) for _, start, count, _ in STREAMS]).to(
+        device
+    )
+    token_positions = (
+        positions[:, None] * tokens_per_frame + torch.arange(tokens_per_frame, device=device)
+    ).flatten()
     angles = Rotations.of(token_positions[None], size, 10000.0).angles[0]
     assert torch.equal(of_streams(expected, tokens_per_frame)[:, ::2], angles.cos())
     assert torch.equal(of_streams(expected, tokens_per_frame)[:, 1::2], angles.sin())
 
     actual = of_streams(ring_append.pair_turns(*arguments), tokens_per_frame)
     # Frequencies differ by up to two roundings, which the position multiplies.
-    off = torch.unflatten((actual - of_streams(expected, tokens_per_frame)).abs(), 1, (-1, 2)).amax(-1)
+    off = torch.unflatten((actual - of_streams(expected, tokens_per_frame)).abs(), 1, (-1, 2)).amax(
+        -1
+    )
     assert (off <= 1e-6 + 3e-7 * angles).all()
 
 
@@ -66,7 +83,11 @@ def test_turns_far_from_the_beginning(device: torch.device) -> None:
     """The first pair rotates by the position: whole turns are subtracted exactly."""
     starts = [2**20 + 1, 2**28 + 32, 2**40]
     streams = [(row, start, 1, row) for row, start in enumerate(starts)]
-    cos_sin_MK = ring_append.pair_turns(window_of(device, 1, streams, len(starts)), 16, 10000.0).cpu().double()
+    cos_sin_MK = (
+        ring_append.pair_turns(window_of(device, 1, streams, len(starts)), 16, 10000.0)
+        .cpu()
+        .double()
+    )
     angles = torch.tensor(starts).float().double()
     torch.testing.assert_close(cos_sin_MK[:, 0], angles.cos(), rtol=0.0, atol=1e-6)
     torch.testing.assert_close(cos_sin_MK[:, 1], angles.sin(), rtol=0.0, atol=1e-6)
@@ -74,9 +95,16 @@ def test_turns_far_from_the_beginning(device: torch.device) -> None:
 
 @both
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize(("tokens_per_frame", "heads", "size"), [(1, 1, 2), (4, 2, 8), (3, 3, 20), (2, 12, 64)])
+@pytest.mark.parametrize(
+    ("tokens_per_frame", "heads", "size"), [(1, 1, 2), (4, 2, 8), (3, 3, 20), (2, 12, 64)]
+)
 def test_append_rotated(
-    tokens_per_frame: int, heads: int, size: int, scaled: bool, dtype: torch.dtype, device: torch.device
+    tokens_per_frame: int,
+    heads: int,
+    size: int,
+    scaled: bool,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     window, tokens = window_of(device, tokens_per_frame), PACK_FRAMES * tokens_per_frame
     qkv = some_qkv(3 * heads * size, tokens, dtype, device, scaled)
@@ -89,7 +117,8 @@ def test_append_rotated(
         cos_sin_MK[own] = expected[own]
     shape = (RINGS, 3 * tokens_per_frame + 1, heads, size)
     (keys, values), (expected_keys, expected_values) = (
-        [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)
+        [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2)]
+        for _ in range(2)
     )
     reference_rings.append_rotated(qkv, cos_sin_MK, window, expected_keys, expected_values)
     ring_append.append_rotated(qkv, cos_sin_MK, window, keys, values)
@@ -116,7 +145,9 @@ def test_append_rotated_in_a_ring(device: torch.device) -> None:
             turned = torch.view_as_complex(key.contiguous()) * torch.polar(torch.ones(2), angles)
             slot = (start + place) % capacity
             off = 1e-5 if start < 1000 else 1e-1
-            torch.testing.assert_close(keys[row, slot].cpu(), torch.view_as_real(turned).flatten(1), rtol=0.0, atol=off)
+            torch.testing.assert_close(
+                keys[row, slot].cpu(), torch.view_as_real(turned).flatten(1), rtol=0.0, atol=off
+            )
             assert torch.equal(values[row, slot].cpu(), value.flatten(1))
 
 
@@ -133,7 +164,9 @@ def test_a_pack_of_nothing_but_padding(module: object, device: torch.device) -> 
 
 def test_streams_that_do_not_follow_one_another(device: torch.device) -> None:
     window = window_of(device, 1, [(0, 0, 2, 0), (1, 0, 1, 1)], 3)
-    with pytest.raises(ValueError, match="begins at frame 1, before the stream before it ends: at 2"):
+    with pytest.raises(
+        ValueError, match="begins at frame 1, before the stream before it ends: at 2"
+    ):
         reference_rings.pair_turns(window, 4, 1e4)
 
 
@@ -170,4 +203,6 @@ def test_copy_rings(
 def test_rings_that_are_views_of_others_are_refused(device: torch.device) -> None:
     rings = torch.zeros(2, 1, 2, 4, 1, 8, device=device)
     with pytest.raises(ValueError, match="contiguous"):
-        ring_append.copy_rings(rings[:, :, :, ::2], torch.tensor([0, 1, 1], device=device), rings, 2, 1)
+        ring_append.copy_rings(
+            rings[:, :, :, ::2], torch.tensor([0, 1, 1], device=device), rings, 2, 1
+        )

@@ -40,7 +40,9 @@ class Streams:
         self.q, self.k, self.v = (torch.randn(shape, generator=generator) * 2).to(device, dtype)
         # One row more than streams, and in another order.
         self.rows_B = torch.randperm(len(ends) + 1, generator=generator)[: len(ends)].to(device)
-        self.keys, self.values = torch.empty(2, len(ends) + 1, capacity, heads, size, dtype=dtype, device=device)
+        self.keys, self.values = torch.empty(
+            2, len(ends) + 1, capacity, heads, size, dtype=dtype, device=device
+        )
         self.hold(capacity, ends)
 
     def hold(self, tokens: int, ends: list[int]) -> None:
@@ -55,10 +57,14 @@ class Streams:
         self.keys[self.rows_B[stream], slots] = self.k[stream, start:end]
         self.values[self.rows_B[stream], slots] = self.v[stream, start:end]
 
-    def arguments(self, starts: list[int], tokens: int, context: int, order: list[int] | None = None) -> Arguments:
+    def arguments(
+        self, starts: list[int], tokens: int, context: int, order: list[int] | None = None
+    ) -> Arguments:
         """Arguments for `tokens` tokens of each stream."""
         order = list(range(len(starts))) if order is None else order
-        q_BTHK = torch.stack([self.q[stream, starts[stream] : starts[stream] + tokens] for stream in order])
+        q_BTHK = torch.stack(
+            [self.q[stream, starts[stream] : starts[stream] + tokens] for stream in order]
+        )
         starts_B = torch.tensor([starts[stream] for stream in order], device=self.device)
         pack = Packed.padded(self.rows_B[order], starts_B, None, tokens)
         window = RingWindow(pack, 1, context, self.capacity)
@@ -107,7 +113,12 @@ def test_streams_at_any_offset(
     capacity = context + tokens
     starts = [0, 1, context // 2, capacity - 1, 3 * capacity + 5]
     streams = Streams(
-        device, ends=[start + tokens for start in starts], capacity=capacity, heads=heads, size=size, dtype=dtype
+        device,
+        ends=[start + tokens for start in starts],
+        capacity=capacity,
+        heads=heads,
+        size=size,
+        dtype=dtype,
     )
     check(streams, starts, tokens, context)
 
@@ -133,12 +144,18 @@ def test_position_of_many_digits(device: torch.device) -> None:
 def test_window_is_exact(device: torch.device, dtype: torch.dtype) -> None:
     """Values are one-hot in their position: a query's output names the positions that it saw."""
     context, tokens, start, capacity = 5, 12, 70, 32
-    streams = Streams(device, ends=[start + tokens], capacity=capacity, heads=1, size=32, dtype=dtype)
-    streams.v[0, :, 0] = torch.eye(32, device=device, dtype=dtype)[torch.arange(start + tokens, device=device) % 32]
+    streams = Streams(
+        device, ends=[start + tokens], capacity=capacity, heads=1, size=32, dtype=dtype
+    )
+    streams.v[0, :, 0] = torch.eye(32, device=device, dtype=dtype)[
+        torch.arange(start + tokens, device=device) % 32
+    ]
     streams.write(0, start + tokens - capacity, start + tokens)
     seen_TC = ring_attention(*streams.arguments([start], tokens, context)) > 0
     for token in range(tokens):
-        expected = {position % 32 for position in range(start + token - context + 1, start + token + 1)}
+        expected = {
+            position % 32 for position in range(start + token - context + 1, start + token + 1)
+        }
         assert set(seen_TC[token].nonzero().flatten().tolist()) == expected
 
 
@@ -168,8 +185,12 @@ def test_chunks_equal_the_whole(device: torch.device, chunks: list[int]) -> None
         start += tokens
     age = torch.arange(total, device=device)[:, None] - torch.arange(total, device=device)
     q, k, v = (x.transpose(1, 2) for x in (streams.q, streams.k, streams.v))
-    whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(age >= 0) & (age < context))
-    torch.testing.assert_close(torch.cat(outputs), whole[0].transpose(0, 1).flatten(1), rtol=2e-5, atol=2e-5)
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=(age >= 0) & (age < context)
+    )
+    torch.testing.assert_close(
+        torch.cat(outputs), whole[0].transpose(0, 1).flatten(1), rtol=2e-5, atol=2e-5
+    )
 
 
 def test_place_in_a_chunk_is_bitwise_free(device: torch.device) -> None:
@@ -185,7 +206,9 @@ def test_place_in_a_chunk_is_bitwise_free(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [None, False, True])
-def test_queries_are_turned_and_scaled(device: torch.device, dtype: torch.dtype, bias: bool | None) -> None:
+def test_queries_are_turned_and_scaled(
+    device: torch.device, dtype: torch.dtype, bias: bool | None
+) -> None:
     """Queries are rotated and scaled as they are loaded, to the bits of doing so before."""
     context, tokens, starts = 7, 5, [2, 50]
     streams = Streams(device, ends=[start + tokens for start in starts], capacity=16, dtype=dtype)
@@ -220,7 +243,9 @@ COUNTS = [3, MAX_FRAMES, 0, 1, 7, 0]
 STARTS = [0, 1, 5, 64, 40, 0]
 
 
-def packed_streams(device: torch.device, dtype: torch.dtype, heads: int = 2, size: int = 16) -> Streams:
+def packed_streams(
+    device: torch.device, dtype: torch.dtype, heads: int = 2, size: int = 16
+) -> Streams:
     """NaN in every slot that no token of theirs may see, and in the whole ring of one without
     frames.
     """
@@ -244,13 +269,17 @@ def pack(
     padding = torch.full_like(streams.q[0, :TOKENS_PER_FRAME], torch.nan)
     for stream in order:
         start, tokens = STARTS[stream] * TOKENS_PER_FRAME, COUNTS[stream] * TOKENS_PER_FRAME
-        frames_behind = gap_frames if stream == order[0] else padding_frames if stream == order[-1] else 0
+        frames_behind = (
+            gap_frames if stream == order[0] else padding_frames if stream == order[-1] else 0
+        )
         queries += [streams.q[stream, start : start + tokens], *[padding] * frames_behind]
         firsts.append(first)
         places[stream] = slice(first * TOKENS_PER_FRAME, first * TOKENS_PER_FRAME + tokens)
         first += COUNTS[stream] + frames_behind
     numbers = ([numbers[stream] for stream in order] for numbers in (STARTS, COUNTS))
-    starts_S, counts_S, firsts_S = (torch.tensor(x, device=streams.device) for x in (*numbers, firsts))
+    starts_S, counts_S, firsts_S = (
+        torch.tensor(x, device=streams.device) for x in (*numbers, firsts)
+    )
     pack = Packed(streams.rows_B[order], starts_S, counts_S, firsts_S, first, MAX_FRAMES)
     window = RingWindow(pack, TOKENS_PER_FRAME, CONTEXT, streams.capacity)
     return (*unturned(torch.cat(queries)), window, streams.keys, streams.values), places
@@ -260,7 +289,12 @@ def pack(
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (1, 24)])
 @pytest.mark.parametrize(("gap_frames", "padding_frames"), [(0, 0), (2, 30)])
 def test_packed_streams_are_each_as_alone(
-    device: torch.device, dtype: torch.dtype, heads: int, size: int, gap_frames: int, padding_frames: int
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    size: int,
+    gap_frames: int,
+    padding_frames: int,
 ) -> None:
     """Bitwise as in a batch of their own, which has a tile as large; the reference agrees, and has
     them as alone, too.
@@ -307,7 +341,11 @@ def test_every_tile(device: torch.device, dtype: torch.dtype, number: int) -> No
     tokens = min(list(tiles)[number] - 1, 150)
     context, starts = 70, [0, 100, 333]
     streams = Streams(
-        device, ends=[start + tokens for start in starts], capacity=context + tokens, heads=1, dtype=dtype
+        device,
+        ends=[start + tokens for start in starts],
+        capacity=context + tokens,
+        heads=1,
+        dtype=dtype,
     )
     check(streams, starts, tokens, context)
 

@@ -1,4 +1,6 @@
-"""Rotary kernels against their references: results, writes, and memory that they must leave alone."""
+"""Rotary kernels against their references: results, writes, and memory that they must leave
+alone.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,19 @@ def _some(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
-def _append_backbone(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+def _append_backbone(
+    heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
     rows, slots = 5, 9
     qkv_ME = _some((rows, (heads + 2 * groups) * size), dtype, device, 0)
     q_weight_K, k_weight_K = _some((size,), dtype, device, 1), _some((size,), dtype, device, 2)
     positions = torch.tensor([0, 1, 77, 5, 3000], device=device)
     tables = half_rope_tables(positions, size, 10000.0, dtype)
     slots_M = torch.tensor([7, 0, 3, 8, 2], device=device)
-    keys, values = (torch.full((slots, groups, size), float("nan"), dtype=dtype, device=device) for _ in range(2))
+    keys, values = (
+        torch.full((slots, groups, size), float("nan"), dtype=dtype, device=device)
+        for _ in range(2)
+    )
     expected_keys, expected_values = keys.clone(), values.clone()
     shared = (qkv_ME, q_weight_K, k_weight_K, EPS, tables.cos, tables.sin, slots_M)
 
@@ -45,13 +52,19 @@ def _append_backbone(heads: int, groups: int, size: int, dtype: torch.dtype, dev
 
 
 @both
-@pytest.mark.parametrize(("heads", "groups", "size"), [(2, 1, 8), (4, 4, 12), (6, 2, 80), (16, 8, 128), (1, 1, 2)])
-def test_norm_rotate_append(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("heads", "groups", "size"), [(2, 1, 8), (4, 4, 12), (6, 2, 80), (16, 8, 128), (1, 1, 2)]
+)
+def test_norm_rotate_append(
+    heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
     _append_backbone(heads, groups, size, dtype, device)
 
 
 @both
-@pytest.mark.parametrize(("heads", "groups", "size", "page_rows"), [(3, 1, 12, 4), (6, 2, 80, 3), (16, 8, 128, 8)])
+@pytest.mark.parametrize(
+    ("heads", "groups", "size", "page_rows"), [(3, 1, 12, 4), (6, 2, 80, 3), (16, 8, 128, 8)]
+)
 def test_norm_rotate_append_in_fp8(
     heads: int, groups: int, size: int, page_rows: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -63,13 +76,22 @@ def test_norm_rotate_append_in_fp8(
     shared = (qkv_ME, weight_K, weight_K, EPS, tables.cos, tables.sin, slots_M)
 
     def kept() -> tuple[Tensor, Tensor, Tensor]:
-        keys, values = (torch.full((4 * page_rows, groups, size), torch.nan, device=device) for _ in range(2))
-        scales = torch.full((4, groups, page_rows, 2), torch.nan, dtype=torch.bfloat16, device=device)
+        keys, values = (
+            torch.full((4 * page_rows, groups, size), torch.nan, device=device) for _ in range(2)
+        )
+        scales = torch.full(
+            (4, groups, page_rows, 2), torch.nan, dtype=torch.bfloat16, device=device
+        )
         return keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn), scales
 
     expected, actual = kept(), kept()
-    assert_close(rotary.norm_rotate_append(*shared, *actual), reference.norm_rotate_append(*shared, *expected))
-    written = torch.zeros(4 * page_rows, dtype=torch.bool, device=device).index_fill_(0, slots_M, True)
+    assert_close(
+        rotary.norm_rotate_append(*shared, *actual),
+        reference.norm_rotate_append(*shared, *expected),
+    )
+    written = torch.zeros(4 * page_rows, dtype=torch.bool, device=device).index_fill_(
+        0, slots_M, True
+    )
     scales, expected_scales = (each[2].transpose(1, 2).flatten(0, 1) for each in (actual, expected))
     for k in range(2):
         # Scales would differ where rounding moved a head's largest channel over a power of two:
@@ -99,7 +121,9 @@ def test_a_scaled_product_gives_the_bits_of_a_plain_one(
     tables = half_rope_tables(torch.arange(rows, device=device), size, 100.0, dtype)
 
     def append(qkv_ME: Tensor | Scaled) -> tuple[Tensor, Tensor, Tensor]:
-        keys, values = (torch.zeros(rows, groups, size, dtype=dtype, device=device) for _ in range(2))
+        keys, values = (
+            torch.zeros(rows, groups, size, dtype=dtype, device=device) for _ in range(2)
+        )
         slots_M = torch.arange(rows, device=device)
         q_MHK = rotary.norm_rotate_append(
             qkv_ME, weight_K, weight_K, EPS, tables.cos, tables.sin, slots_M, keys, values
@@ -120,7 +144,15 @@ def test_new_rows_keep_their_bits_wherever_they_are(device: torch.device) -> Non
 
     def append(chosen: Tensor) -> tuple[Tensor, Tensor]:
         keys = torch.zeros(rows, groups, size, dtype=torch.bfloat16, device=device)
-        inputs = (qkv_ME[chosen], weight_K, weight_K, EPS, tables.cos[chosen], tables.sin[chosen], slots_M[chosen])
+        inputs = (
+            qkv_ME[chosen],
+            weight_K,
+            weight_K,
+            EPS,
+            tables.cos[chosen],
+            tables.sin[chosen],
+            slots_M[chosen],
+        )
         return rotary.norm_rotate_append(*inputs, keys, torch.empty_like(keys)), keys
 
     queries, keys = append(slots_M)

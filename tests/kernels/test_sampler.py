@@ -86,7 +86,9 @@ _Arguments = tuple[Tensor, DrawArgs, FrameNoise, int]
 class _Batch:
     """Rows of logits and their parameters."""
 
-    def __init__(self, logits_BV: Tensor, rules: list[tuple[float, float, int, float]], device: torch.device) -> None:
+    def __init__(
+        self, logits_BV: Tensor, rules: list[tuple[float, float, int, float]], device: torch.device
+    ) -> None:
         generator = torch.Generator().manual_seed(len(rules))
         rows, codes = logits_BV.shape
         columns = list(zip(*rules, strict=True))
@@ -123,25 +125,38 @@ class _Batch:
         assert code_B.dtype == torch.int64
         columns = [sampling.draw, cpu.draw] if code_B.device.type == "cpu" else [sampling.draw]
         for expected_B in (draw(*self.arguments(slot), seen_BV) for draw in columns):
-            assert ((first_B <= code_B) & (code_B <= last_B)).all(), (code_B, expected_B, first_B, last_B)
+            assert ((first_B <= code_B) & (code_B <= last_B)).all(), (
+                code_B,
+                expected_B,
+                first_B,
+                last_B,
+            )
             assert (code_B != expected_B).sum() <= max(1, len(code_B) // 100)
         probs_BV = probabilities(self.logits_BV, self._args(1.0 + NUCLEUS_EDGE), seen_BV)
         assert (probs_BV.gather(1, code_B[:, None]) > 0).all()
 
     def _args(self, top_p_factor: float = 1.0) -> DrawArgs:
-        return DrawArgs(self.temperature_B, self.top_p_B * top_p_factor, self.top_k_B, self.penalty_B)
+        return DrawArgs(
+            self.temperature_B, self.top_p_B * top_p_factor, self.top_k_B, self.penalty_B
+        )
 
 
 def _cases(codes: int, device: torch.device, every: int) -> _Batch:
     """All kinds of logits with all rules; a CPU, where a row takes 0.1 s, draws every n-th."""
     kinds = _kinds_of_logits(codes, torch.Generator().manual_seed(codes))
     pairs = list(itertools.product(kinds, RULES))[:: every if device.type == "cpu" else 1]
-    return _Batch(torch.stack([logits_V for logits_V, _ in pairs]), [rules for _, rules in pairs], device)
+    return _Batch(
+        torch.stack([logits_V for logits_V, _ in pairs]), [rules for _, rules in pairs], device
+    )
 
 
-@pytest.mark.parametrize(("codes", "every"), [(2, 7), (16, 5), (40, 5), (1000, 13), (1024, 13), (2049, 13)])
+@pytest.mark.parametrize(
+    ("codes", "every"), [(2, 7), (16, 5), (40, 5), (1000, 13), (1024, 13), (2049, 13)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_draws_as_the_reference_does(codes: int, every: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_draws_as_the_reference_does(
+    codes: int, every: int, dtype: torch.dtype, device: torch.device
+) -> None:
     batch = _cases(codes, device, every)
     batch.logits_BV = batch.logits_BV.to(dtype)
     is_penalised = dtype == torch.float32
@@ -188,9 +203,13 @@ def test_of_equal_codes_the_lower_come_first(device: torch.device) -> None:
 
 
 def test_greedy_takes_the_lowest_of_the_best(device: torch.device) -> None:
-    logits_BV = torch.tensor([[1.0, 3.0, 3.0, -2.0, 3.0], [-1.0, -1.0, -3.0, -1.0, -2.0]], device=device)
+    logits_BV = torch.tensor(
+        [[1.0, 3.0, 3.0, -2.0, 3.0], [-1.0, -1.0, -3.0, -1.0, -2.0]], device=device
+    )
     batch = _Batch(logits_BV, [(0.0, 1.0, 0, 2.0)] * 2, device)
-    batch.seen_BV = torch.tensor([[0, 1, 0, 0, 0], [1, 1, 1, 0, 0]], dtype=torch.bool, device=device)
+    batch.seen_BV = torch.tensor(
+        [[0, 1, 0, 0, 0], [1, 1, 1, 0, 0]], dtype=torch.bool, device=device
+    )
     assert batch.draw(0).tolist() == [2, 3]
 
 
@@ -199,7 +218,9 @@ def test_zeros_are_equal_and_the_smallest_number_is_more(
     rules: tuple[float, float, int, float], device: torch.device
 ) -> None:
     least = 2.0**-149
-    logits_BV = torch.tensor([[-0.0, -least, 0.0, least], [-least, -0.0, 0.0, -least]], device=device)
+    logits_BV = torch.tensor(
+        [[-0.0, -least, 0.0, least], [-least, -0.0, 0.0, -least]], device=device
+    )
     code_B = _Batch(logits_BV, [rules] * 2, device).draw(0, False)
     assert code_B[0] == 3
     # Top-k keeps both zeros; greedy and a small nucleus take the first.
@@ -224,9 +245,15 @@ def test_embeds_what_it_draws(channels: int, dtype: torch.dtype, device: torch.d
     generator = torch.Generator().manual_seed(channels)
     batch = _Batch(torch.randn(rows, codes, generator=generator), RULES[:rows], device)
     apart = _Batch(batch.logits_BV, RULES[:rows], device)
-    apart.logits_BV = torch.full((rows, codes + 5), math.nan, device=device)[:, 2 : codes + 2].copy_(batch.logits_BV)
-    apart.seen_BV = torch.ones(rows, 3, codes + 1, dtype=torch.bool, device=device)[:, 1, :codes].copy_(batch.seen_BV)
-    table_VD = torch.randn(codes + 3, channels + 2, generator=generator).to(device, dtype)[:, 1 : channels + 1]
+    apart.logits_BV = torch.full((rows, codes + 5), math.nan, device=device)[
+        :, 2 : codes + 2
+    ].copy_(batch.logits_BV)
+    apart.seen_BV = torch.ones(rows, 3, codes + 1, dtype=torch.bool, device=device)[
+        :, 1, :codes
+    ].copy_(batch.seen_BV)
+    table_VD = torch.randn(codes + 3, channels + 2, generator=generator).to(device, dtype)[
+        :, 1 : channels + 1
+    ]
     expected_B = batch.draw(7)
     code_B, x_BD = sampler.draw_and_embed(*apart.arguments(7), table_VD, apart.seen_BV)
     assert torch.equal(code_B, expected_B)

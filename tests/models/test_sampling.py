@@ -23,7 +23,14 @@ from hocket.kernels.types import DrawArgs
 from tests.support import paths
 
 GOLDEN = paths.GOLDEN / "local_tiny" / "golden_local.safetensors"
-TRIPLES = [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.0, 1, 1.0), (1.0, 50, 0.95), (1.2, 25, 1.0), (1.7, 25, 0.8)]
+TRIPLES = [
+    (0.7, 5, 1.0),
+    (1.0, 0, 0.5),
+    (1.0, 1, 1.0),
+    (1.0, 50, 0.95),
+    (1.2, 25, 1.0),
+    (1.7, 25, 0.8),
+]
 #: p-values under this fail. The seeds are fixed, so a passing test stays passing.
 ALPHA = 1e-4
 
@@ -42,7 +49,9 @@ def draw(request: pytest.FixtureRequest) -> Draw:
     return cast("Draw", request.param)
 
 
-def rows(batch: int, temperature: float = 1.0, k: int = 0, p: float = 1.0, penalty: float = 1.0) -> DrawArgs:
+def rows(
+    batch: int, temperature: float = 1.0, k: int = 0, p: float = 1.0, penalty: float = 1.0
+) -> DrawArgs:
     """Parameters equal in all rows."""
     return DrawArgs(
         torch.full((batch,), temperature),
@@ -84,15 +93,23 @@ def words(text: str) -> Tensor:
 
 
 # --- counters
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
     [
         ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
     ],
 )
 def test_philox_gives_the_published_answers(counter: str, key: str, expected: str) -> None:
@@ -100,7 +117,10 @@ def test_philox_gives_the_published_answers(counter: str, key: str, expected: st
 
 
 def test_uniforms_are_philox_of_seed_frame_and_slot() -> None:
-    seed_B, frame_B = torch.tensor([0x299F31D0_A4093822, 7, MAX_SEED]), torch.tensor([5, 0, 999_999])
+    seed_B, frame_B = (
+        torch.tensor([0x299F31D0_A4093822, 7, MAX_SEED]),
+        torch.tensor([5, 0, 999_999]),
+    )
     u_BK = uniforms(seed_B, frame_B, 13)
     assert u_BK.dtype == torch.float32
     for row, (seed, frame) in enumerate(zip(seed_B.tolist(), frame_B.tolist(), strict=True)):
@@ -150,7 +170,9 @@ def test_probabilities_match_the_official_class(
     golden: dict[str, Tensor], temperature: float, k: int, p: float
 ) -> None:
     actual = probabilities(golden["sampling/logits"], rows(6, temperature, k, p))
-    torch.testing.assert_close(actual, golden[f"sampling/probs_T{temperature}_k{k}_p{p}"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        actual, golden[f"sampling/probs_T{temperature}_k{k}_p{p}"], rtol=0, atol=1e-6
+    )
 
 
 def test_stop_probabilities_match_the_official_class(golden: dict[str, Tensor]) -> None:
@@ -167,7 +189,9 @@ def test_penalty_matches_the_official_class(
     # 64 is the pad code, which is not in the vocabulary.
     seen = torch.zeros(6, 65, dtype=torch.bool).scatter_(1, golden["sampling/prev"], True)[:, :64]
     actual = probabilities(logits, rows(6, temperature, k, p, penalty), seen)
-    torch.testing.assert_close(actual, probabilities(penalised, rows(6, temperature, k, p)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        actual, probabilities(penalised, rows(6, temperature, k, p)), rtol=0, atol=1e-6
+    )
     if temperature == 0.0:
         assert torch.equal(actual.argmax(1), penalised.argmax(1))
 
@@ -203,17 +227,28 @@ def test_ties_with_the_kth_survive_and_top_p_takes_the_lower_index_first() -> No
 
 def test_top_p_keeps_the_code_before_which_the_mass_is_exactly_p() -> None:
     # 0.5 is exact in binary: mass 0.5 does not exceed p = 0.5.
-    assert (probabilities(torch.zeros(1, 4), rows(1, p=0.5))[0] > 0).tolist() == [True, True, True, False]
+    assert (probabilities(torch.zeros(1, 4), rows(1, p=0.5))[0] > 0).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
-@pytest.mark.parametrize(("k", "p"), [(0, 1.0), (-1, 1.0), (7, 1.0), (8, 0.0), (10**6, -0.5), (0, 1.5)])
+@pytest.mark.parametrize(
+    ("k", "p"), [(0, 1.0), (-1, 1.0), (7, 1.0), (8, 0.0), (10**6, -0.5), (0, 1.5)]
+)
 def test_thresholds_out_of_range_are_off(k: int, p: float) -> None:
     logits = torch.linspace(-2, 2, 7).view(1, 7)
     torch.testing.assert_close(probabilities(logits, rows(1, k=k, p=p)), logits.softmax(1))
 
 
 def test_tiny_top_p_keeps_the_first_code() -> None:
-    assert probabilities(torch.tensor([[0.0, 1.0, 0.5]]), rows(1, p=1e-30))[0].tolist() == [0.0, 1.0, 0.0]
+    assert probabilities(torch.tensor([[0.0, 1.0, 0.5]]), rows(1, p=1e-30))[0].tolist() == [
+        0.0,
+        1.0,
+        0.0,
+    ]
 
 
 def test_greedy_is_one_hot_at_the_first_best_code_whatever_the_thresholds() -> None:
@@ -236,10 +271,12 @@ def test_half_precision_logits_are_widened_first(dtype: torch.dtype) -> None:
 
 
 # --- draws
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("temperature", "k", "p"), [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.7, 25, 0.8), (1.0, 0, 1.0)])
+@pytest.mark.parametrize(
+    ("temperature", "k", "p"), [(0.7, 5, 1.0), (1.0, 0, 0.5), (1.7, 25, 0.8), (1.0, 0, 1.0)]
+)
 def test_draws_follow_the_probabilities(
     draw: Draw, golden: dict[str, Tensor], temperature: float, k: int, p: float
 ) -> None:
@@ -282,7 +319,14 @@ def test_a_row_does_not_depend_on_its_neighbours(draw: Draw, codes: int, step: f
 )
 @settings(max_examples=300, deadline=None)
 def test_a_draw_inverts_the_probabilities_of_all_codes(
-    draw: Draw, k: int, p: float, temperature: float, step: float, broken: list[float], codes: int, seed: int
+    draw: Draw,
+    k: int,
+    p: float,
+    temperature: float,
+    step: float,
+    broken: list[float],
+    codes: int,
+    seed: int,
 ) -> None:
     """Whether it looked at all of them or at the best few: same codes, same order, for any u but at
     the very edges.
@@ -291,12 +335,16 @@ def test_a_draw_inverts_the_probabilities_of_all_codes(
     logits = 3 * torch.randn(1, codes, generator=generator)
     if step:
         logits = (logits / step).round() * step
-    logits[0, torch.randperm(codes, generator=generator)[: len(broken)]] = torch.tensor(broken)[:codes]
+    logits[0, torch.randperm(codes, generator=generator)[: len(broken)]] = torch.tensor(broken)[
+        :codes
+    ]
     cumulative = probabilities(logits, rows(1, temperature, k, p))[0].double().cumsum(0)
     u_B = torch.arange(512) / 512
     drawn_B = draw(logits.expand(512, -1), rows(512, temperature, k, p), u_B)
     # The steps of the distribution, moved by more than float32 sums can differ by.
-    low_B, high_B = (torch.searchsorted(cumulative, u_B.double() + by, right=True) for by in (-2e-6, 2e-6))
+    low_B, high_B = (
+        torch.searchsorted(cumulative, u_B.double() + by, right=True) for by in (-2e-6, 2e-6)
+    )
     last = int((cumulative < cumulative[-1]).sum())
     assert bool((drawn_B >= low_B).all())
     assert bool((drawn_B <= high_B.clamp(max=last)).all())
@@ -321,9 +369,25 @@ def test_draw_inverts_the_distribution_in_vocabulary_order(draw: Draw) -> None:
 
 def test_broken_logits_stay_in_range(draw: Draw) -> None:
     nan, inf = torch.nan, torch.inf
-    logits = torch.tensor([[nan, 1.0, 0.0], [inf, 1.0, inf], [nan] * 3, [-inf] * 3, [-inf, nan, 0.0], [inf, nan, -inf]])
+    logits = torch.tensor(
+        [
+            [nan, 1.0, 0.0],
+            [inf, 1.0, inf],
+            [nan] * 3,
+            [-inf] * 3,
+            [-inf, nan, 0.0],
+            [inf, nan, -inf],
+        ]
+    )
     expected = torch.tensor(
-        [[0.0, 0.731059, 0.268941], [0.5, 0, 0.5], [1 / 3] * 3, [1 / 3] * 3, [0, 0, 1.0], [1.0, 0, 0]]
+        [
+            [0.0, 0.731059, 0.268941],
+            [0.5, 0, 0.5],
+            [1 / 3] * 3,
+            [1 / 3] * 3,
+            [0, 0, 1.0],
+            [1.0, 0, 0],
+        ]
     )
     torch.testing.assert_close(probabilities(logits, rows(6)), expected, rtol=0, atol=1e-6)
     for temperature in (0.0, 1e-40, 1.0, 100.0):

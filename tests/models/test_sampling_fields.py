@@ -25,7 +25,8 @@ from tests.support.sampling import sampling_batch
 PREDICTOR = "predictor_"
 #: In bounds of every parameter, and the default of none.
 VALUES: dict[str, Any] = {
-    name: 3 if "int" in str(field.annotation) else 0.25 for name, field in SamplingFields.model_fields.items()
+    name: 3 if "int" in str(field.annotation) else 0.25
+    for name, field in SamplingFields.model_fields.items()
 }
 #: Files that parameters pass through, and the names that they must know: HTTP refuses a top_p of 0,
 #: greedy repeats.
@@ -43,7 +44,9 @@ PASSED = {
 
 
 def test_a_row_and_a_batch_have_the_same_parameters_in_the_same_order() -> None:
-    assert [field.name for field in fields(DrawArgs)] == [f"{field.name}_B" for field in fields(DrawParams)]
+    assert [field.name for field in fields(DrawArgs)] == [
+        f"{field.name}_B" for field in fields(DrawParams)
+    ]
 
 
 def test_what_a_request_may_give_is_what_a_draw_takes() -> None:
@@ -97,6 +100,9 @@ def test_files_between_name_no_parameter(file: str) -> None:
     tree = ast.parse((REPOSITORY / "src/hocket" / file).read_text(encoding="utf-8"))
     # Names, attributes, parameters and keywords.
     identifiers = {
-        value for node in ast.walk(tree) for key, value in ast.iter_fields(node) if key in {"id", "attr", "arg"}
+        value
+        for node in ast.walk(tree)
+        for key, value in ast.iter_fields(node)
+        if key in {"id", "attr", "arg"}
     }
     assert identifiers & VALUES.keys() == PASSED[file]

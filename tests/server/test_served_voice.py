@@ -40,8 +40,12 @@ def test_speech_comes_in_the_order_of_the_requests_with_all_that_a_trial_asks(
         SpeechRequest(text=text, voice="default", seed=7 + i, sampling=Sampling(temperature=0.0))
         for i, text in enumerate(texts)
     )
-    assert [speech.samples.shape for speech in speeches] == [(1, FRAME_SAMPLES * len(text)) for text in texts]
-    assert [(s.sample_rate, s.finish_reason, s.seed) for s in speeches] == [(RATE, "stop", 7 + i) for i in range(3)]
+    assert [speech.samples.shape for speech in speeches] == [
+        (1, FRAME_SAMPLES * len(text)) for text in texts
+    ]
+    assert [(s.sample_rate, s.finish_reason, s.seed) for s in speeches] == [
+        (RATE, "stop", 7 + i) for i in range(3)
+    ]
     assert all(np.abs(speech.samples).max() > 0.01 for speech in speeches)
     assert {request.text for request in engine.requests} == set(texts)
     assert all(request.sampling.temperature == 0.0 for request in engine.requests)
@@ -50,7 +54,9 @@ def test_speech_comes_in_the_order_of_the_requests_with_all_that_a_trial_asks(
 
 def test_a_recording_and_its_words_are_sent_along(served: ServedEngine, engine: FakePool) -> None:
     recording = AudioArray(np.asarray(np.sin(np.arange(RATE) / 20)[None] / 2, np.float32), RATE)
-    (speech,) = served.generate_many([SpeechRequest(text="Hi", reference=recording, reference_text="one two", seed=1)])
+    (speech,) = served.generate_many(
+        [SpeechRequest(text="Hi", reference=recording, reference_text="one two", seed=1)]
+    )
     assert speech.finish_reason == "stop"
     (request,) = engine.requests
     assert request.reference_text == "one two"

@@ -46,7 +46,8 @@ def body(frames: int = 5, **fields: Any) -> dict[str, Any]:
 def raw_request(fields: dict[str, Any]) -> bytes:
     content = json.dumps(fields).encode()
     head = (
-        f"POST {SPEECH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        f"POST {SPEECH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(content)}\r\n\r\n"
     )
     return head.encode() + content
 
@@ -54,8 +55,12 @@ def raw_request(fields: dict[str, Any]) -> bytes:
 def at_once(address: str, bodies: list[dict[str, Any]], **headers: str) -> list[httpx.Response]:
     async def run() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=address, limits=limits, timeout=30, headers=headers) as client:
-            return list(await asyncio.gather(*(client.post(SPEECH, json=fields) for fields in bodies)))
+        async with httpx.AsyncClient(
+            base_url=address, limits=limits, timeout=30, headers=headers
+        ) as client:
+            return list(
+                await asyncio.gather(*(client.post(SPEECH, json=fields) for fields in bodies))
+            )
 
     return asyncio.run(run())
 
@@ -83,7 +88,10 @@ def test_four_times_the_capacity(tmp_path: Path) -> None:
 
 def test_a_refusal_is_quick(tmp_path: Path) -> None:
     engine = FakePool(rows=1, prefill_seconds=30)
-    with serving(engine, tmp_path, max_queue=0) as (address, _), httpx.Client(base_url=address) as http:
+    with (
+        serving(engine, tmp_path, max_queue=0) as (address, _),
+        httpx.Client(base_url=address) as http,
+    ):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as first:
             first.sendall(raw_request(body()))
@@ -114,7 +122,12 @@ def test_slots() -> None:
     admission = Admission(ServerSettings(max_queue=2), clock=lambda: now)
     with admission.slot("a", 2):
         now = 101.0
-    with admission.slot("a", 2), admission.slot("b", 2), admission.slot("a", 2), admission.slot("a", 2):
+    with (
+        admission.slot("a", 2),
+        admission.slot("b", 2),
+        admission.slot("a", 2),
+        admission.slot("a", 2),
+    ):
         with pytest.raises(ApiError) as caught, admission.slot("a", 2):
             pytest.fail("there is no room")
         # The mean is 0.9 * 1 s + 0.1 * 101 s = 11 s; the two who wait and the next one share two
@@ -151,7 +164,13 @@ def test_a_burst_is_refused_before_anything_is_worked_on(tmp_path: Path) -> None
                 answers.append(message["status"])
 
         headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": SPEECH, "query_string": b"", "headers": headers}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": SPEECH,
+            "query_string": b"",
+            "headers": headers,
+        }
         await app(scope, receive, send)
 
     async def run() -> None:
@@ -227,7 +246,11 @@ def test_health_says_what_is(tmp_path: Path, state: Any) -> None:
         }
         engine.state = state
         health = httpx.get(f"{address}/health")
-        assert (health.status_code, health.json()["status"], health.json()["ready"]) == (503, state, False)
+        assert (health.status_code, health.json()["status"], health.json()["ready"]) == (
+            503,
+            state,
+            False,
+        )
         assert health.json()["draining"] == (state == "draining")
         assert httpx.get(f"{address}/health/live").status_code == 200
         assert httpx.get(f"{address}/metrics").status_code == 200
@@ -243,13 +266,18 @@ def test_health_says_what_is(tmp_path: Path, state: Any) -> None:
 @pytest.mark.parametrize(
     ("speed", "wait"),
     [
-        ({"rows": 1, "frame_seconds": 0.02}, lambda engine: engine.open_requests == 5),  # four are queued
+        (
+            {"rows": 1, "frame_seconds": 0.02},
+            lambda engine: engine.open_requests == 5,
+        ),  # four are queued
         ({"prefill_seconds": 30}, lambda engine: engine.running == 4),
         ({"frame_seconds": 0.02}, lambda engine: engine.running == 4),
     ],
     ids=["queued", "prefill", "streaming"],
 )
-@pytest.mark.parametrize("fields", [{}, {"stream": False}, {"stream_format": "sse"}, {"response_format": "mp3"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream": False}, {"stream_format": "sse"}, {"response_format": "mp3"}]
+)
 def test_a_disconnect_cancels_wherever_it_happens(
     tmp_path: Path, speed: dict[str, Any], wait: Callable[[FakePool], bool], fields: dict[str, Any]
 ) -> None:
@@ -273,7 +301,12 @@ def test_a_disconnect_cancels_wherever_it_happens(
 def test_200_random_disconnects_leave_nothing(tmp_path: Path) -> None:
     engine = FakePool(rows=8, prefill_seconds=0.01, frame_seconds=0.005)
     draw = random.Random(0)
-    forms: list[dict[str, Any]] = [{}, {"stream": False}, {"stream_format": "sse"}, {"response_format": "opus"}]
+    forms: list[dict[str, Any]] = [
+        {},
+        {"stream": False},
+        {"stream_format": "sse"},
+        {"response_format": "opus"},
+    ]
 
     async def leave_early(host: str, port: int) -> None:
         await asyncio.sleep(draw.random())
@@ -302,7 +335,10 @@ def test_200_random_disconnects_leave_nothing(tmp_path: Path) -> None:
 
 def test_a_client_that_does_not_read_is_cancelled_and_blocks_no_other(tmp_path: Path) -> None:
     engine = FakePool(frame_seconds=0.0005, buffer_bytes=2**27)
-    with serving(engine, tmp_path, stall_seconds=0.5, segment_characters=10_000) as (address, admission):
+    with serving(engine, tmp_path, stall_seconds=0.5, segment_characters=10_000) as (
+        address,
+        admission,
+    ):
         url = urlsplit(address)
         with socket.create_connection((url.hostname, url.port)) as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -59,7 +59,9 @@ def test_they_are_listed_and_heard(http: httpx.Client) -> None:
         "preview": True,
     }
     assert not listed["default"]["preview"]
-    preview = decode_audio(http.get("/v1/audio/voices/Anna/preview").content, max_bytes=10**6, max_seconds=9)
+    preview = decode_audio(
+        http.get("/v1/audio/voices/Anna/preview").content, max_bytes=10**6, max_seconds=9
+    )
     assert (preview.sample_rate, preview.samples.shape[1]) == (RATE, 6 * 1920)
     assert http.get("/v1/audio/voices/default/preview").status_code == 404
 
@@ -91,42 +93,69 @@ def test_a_voice_without_a_recording_is_no_reference(http: httpx.Client, name: s
 
 
 def test_batches_and_the_websocket_know_them(http: httpx.Client, engine: FakePool) -> None:
-    items = [{"input": "One."}, {"input": "Two.", "voice": "bert"}, {"input": "Three.", "voice": "carl"}]
-    results = http.post("/v1/audio/speech/batch", json={"voice": "anna", "items": items}).json()["results"]
+    items = [
+        {"input": "One."},
+        {"input": "Two.", "voice": "bert"},
+        {"input": "Three.", "voice": "carl"},
+    ]
+    results = http.post("/v1/audio/speech/batch", json={"voice": "anna", "items": items}).json()[
+        "results"
+    ]
     assert [result["status"] for result in results] == ["success", "success", "error"]
-    assert "there is no voice 'carl'; some are default, anna, bert" in results[2]["error"]["message"]
+    assert (
+        "there is no voice 'carl'; some are default, anna, bert" in results[2]["error"]["message"]
+    )
     assert {request.text: request.reference_text for request in engine.requests} == {
         "One.": "The words.",
         "Two.": None,
     }
     address = str(http.base_url).replace("http", "ws") + "/v1/audio/speech/stream"
     with connect(address) as socket:
-        for message in ({"type": "start", "voice": "anna"}, {"type": "text", "text": "Hello."}, {"type": "flush"}):
+        for message in (
+            {"type": "start", "voice": "anna"},
+            {"type": "text", "text": "Hello."},
+            {"type": "flush"},
+        ):
             socket.send(json.dumps(message))
         while '"done"' not in str(socket.recv()):
             pass
-    assert (engine.requests[-1].text, engine.requests[-1].reference_text) == ("Hello.", "The words.")
+    assert (engine.requests[-1].text, engine.requests[-1].reference_text) == (
+        "Hello.",
+        "The words.",
+    )
 
 
 def test_their_names_are_taken(http: httpx.Client) -> None:
-    tone = encode_audio(FORMATS[".wav"], 0.1 * np.ones((1, RATE), np.float32) * np.sin(np.arange(RATE) / 9), RATE)
-    answer = http.post("/v1/audio/voices", files={"audio_sample": ("a.wav", tone)}, data={"name": "Anna"})
+    tone = encode_audio(
+        FORMATS[".wav"], 0.1 * np.ones((1, RATE), np.float32) * np.sin(np.arange(RATE) / 9), RATE
+    )
+    answer = http.post(
+        "/v1/audio/voices", files={"audio_sample": ("a.wav", tone)}, data={"name": "Anna"}
+    )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "name")
-    assert "'anna' belongs to a voice that comes with the model" in answer.json()["error"]["message"]
+    assert (
+        "'anna' belongs to a voice that comes with the model" in answer.json()["error"]["message"]
+    )
     answer = http.delete("/v1/audio/voices/anna")
     assert answer.status_code == 400
     assert "cannot be deleted" in answer.json()["error"]["message"]
 
 
-LONG = " ".join(f"This is the {i:02}th of many sentences, each as long as the others." for i in range(30))
+LONG = " ".join(
+    f"This is the {i:02}th of many sentences, each as long as the others." for i in range(30)
+)
 
 
-@pytest.mark.parametrize(("of_model", "setting", "most"), [(None, None, 400), (160, None, 160), (160, 300, 300)])
+@pytest.mark.parametrize(
+    ("of_model", "setting", "most"), [(None, None, 400), (160, None, 160), (160, 300, 300)]
+)
 def test_pieces_are_as_long_as_the_model_wants_unless_a_setting_says_otherwise(
     tmp_path: Path, of_model: int | None, setting: int | None, most: int
 ) -> None:
     engine = FakePool(segment_characters=of_model, buffer_bytes=2**24)
-    app = create_app(engine, ServerSettings(segment_characters=setting), VoiceStore(tmp_path / "voices", VOICES))
+    app = create_app(
+        engine, ServerSettings(segment_characters=setting), VoiceStore(tmp_path / "voices", VOICES)
+    )
     pieces = split_text(LONG, most)
     words = " ".join(["word"] * 500)  # one sentence
     assert max(map(len, pieces)) > most - 64
@@ -145,7 +174,13 @@ def test_pieces_are_as_long_as_the_model_wants_unless_a_setting_says_otherwise(
 def test_texts_are_cut_as_written_by_what_they_say(http: httpx.Client, engine: FakePool) -> None:
     """40 letters a segment: the text has no more, but three times as many when it is read out."""
     speak(http, "Dr. Who owes me $1,250.75. Ask St. Paul.")
-    assert [request.text for request in engine.requests] == ["Dr. Who owes me", "$1,250.75.", "Ask St. Paul."]
+    assert [request.text for request in engine.requests] == [
+        "Dr. Who owes me",
+        "$1,250.75.",
+        "Ask St. Paul.",
+    ]
     engine.requests.clear()
     speak(http, "Dr. Who owes me $1,250.75. Ask St. Paul.", language="German")  # not read out
-    assert [request.text for request in engine.requests] == ["Dr. Who owes me $1,250.75. Ask St. Paul."]
+    assert [request.text for request in engine.requests] == [
+        "Dr. Who owes me $1,250.75. Ask St. Paul."
+    ]

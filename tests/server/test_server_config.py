@@ -33,18 +33,31 @@ def test_the_shipped_profiles() -> None:
         loaded = load_profile(name)
         assert [spec.config for spec in loaded.profile.engine_specs] == [loaded.profile.engine]
     assert load_profile("default").profile.device == "cpu"
-    assert {load_profile(name).profile.server.segment_characters for name in profile_names()} == {None}
+    assert {load_profile(name).profile.server.segment_characters for name in profile_names()} == {
+        None
+    }
     assert load_profile("throughput").profile.engine.rows == 256
     made = {name: load_profile(name).profile.engine.samples for name in profile_names()}
-    assert made == {"cpu": "float32", "default": "float32", "latency": "int16", "throughput": "int16"}
+    assert made == {
+        "cpu": "float32",
+        "default": "float32",
+        "latency": "int16",
+        "throughput": "int16",
+    }
     assert load_profile("latency").origins["device"] == "profile latency"
     assert load_profile("latency").origins["engine.max_frames"] == "built in"
 
 
 def test_later_layers_win_and_every_value_has_an_origin(tmp_path: Path) -> None:
-    write(tmp_path, "base.yaml", "extends: cpu\nengine: {rows: 5, chunks: {ramp_frames: [3, 6]}}\nserver: {port: 1}")
+    write(
+        tmp_path,
+        "base.yaml",
+        "extends: cpu\nengine: {rows: 5, chunks: {ramp_frames: [3, 6]}}\nserver: {port: 1}",
+    )
     mine = write(tmp_path, "mine.yaml", "extends: base.yaml\nserver:\n  port: 2\n  max_queue: 3\n")
-    loaded = load_profile(mine, parse_settings(["server.port=4", "model=null"]), Layer("flag", {"server.host": "::1"}))
+    loaded = load_profile(
+        mine, parse_settings(["server.port=4", "model=null"]), Layer("flag", {"server.host": "::1"})
+    )
     profile, origins = loaded.profile, loaded.origins
     assert (profile.server.port, profile.server.max_queue, profile.server.host) == (4, 3, "::1")
     assert (profile.engine.rows, profile.engine.chunks.ramp_frames) == (5, (3, 6))
@@ -65,7 +78,10 @@ def test_later_layers_win_and_every_value_has_an_origin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engine: {rowz: 1}", r"engine.rowz is not a setting \(profile bad\); did you mean engine.rows\?"),
+        (
+            "engine: {rowz: 1}",
+            r"engine.rowz is not a setting \(profile bad\); did you mean engine.rows\?",
+        ),
         ("volume: 11", r"volume is not a setting \(profile bad\)"),
         ("engine: 3", r"engine is not a setting"),
         ("engine: {rows: {a: 1}}", r"engine.rows.a is not a setting"),
@@ -75,15 +91,27 @@ def test_later_layers_win_and_every_value_has_an_origin(tmp_path: Path) -> None:
         ("engine: {rows: true}", r"engine.rows is True"),
         ("engine: {chunks: {max_wait_ms: .nan}}", r"engine.chunks.max_wait_ms is nan"),
         ("engine: {chunks: {ramp_frames: [2, x]}}", r"engine.chunks.ramp_frames is 'x'"),
-        ("engine: {chunks: {ramp_frames: [9, 2]}}", r"engine.chunks.*: chunk sizes must not shrink"),
+        (
+            "engine: {chunks: {ramp_frames: [9, 2]}}",
+            r"engine.chunks.*: chunk sizes must not shrink",
+        ),
         ("server: {port: 70000}", r"server.port is 70000"),
         ("server: {response_format: ogg}", r"server.response_format is 'ogg' .*: it must be 'wav'"),
-        ("server: {api_keys: ['']}", r"server.api_keys \(profile bad\): it must have at least 1 character"),
-        ("server: {segment_characters: 19}", r"server.segment_characters is 19 .* it must be at least 20"),
+        (
+            "server: {api_keys: ['']}",
+            r"server.api_keys \(profile bad\): it must have at least 1 character",
+        ),
+        (
+            "server: {segment_characters: 19}",
+            r"server.segment_characters is 19 .* it must be at least 20",
+        ),
         ("server: {stall_seconds: 0}", r"server.stall_seconds is 0"),
         ("server: {fetch: {max_redirects: 99}}", r"server.fetch.max_redirects is 99"),
         ("device: 2020-01-01\ndtype: float16", r"dtype is 'float16'"),
-        ("extends: nowhere", r"cannot read the profile '.*nowhere': No such file or directory; shipped ones: cpu"),
+        (
+            "extends: nowhere",
+            r"cannot read the profile '.*nowhere': No such file or directory; shipped ones: cpu",
+        ),
         ("extends: [cpu]", r"extends is \['cpu'\] in the profile 'bad.yaml'"),
         ("extends: bad.yaml", r"extends itself \(bad.yaml -> bad.yaml\)"),
         ("- a\n- b", r"holds no settings"),
@@ -118,21 +146,29 @@ def test_print_config(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 0
     assert "sk-secret" not in done.out
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.out.splitlines()}
-    assert [" ".join(rows[key].split()) for key in ("model", "engine.rows", "server.port", "server.api_keys")] == [
+    assert [
+        " ".join(rows[key].split())
+        for key in ("model", "engine.rows", "server.port", "server.api_keys")
+    ] == [
         '"folder" # flag',
         "7 # --set",
         "9 # flag",
         "(1 hidden) # HOCKET_API_KEY",
     ]
     assert rows["device"].split()[0] == '"cuda"'
-    keys = run("serve", "--api-key", "a", "--api-key", "b", "--profile", "default", "--print-config").out
+    keys = run(
+        "serve", "--api-key", "a", "--api-key", "b", "--profile", "default", "--print-config"
+    ).out
     assert "(2 hidden)" in keys
     assert '"cpu"' in keys
 
 
 def test_several_engines() -> None:
     def devices(*settings: str) -> list[str]:
-        return [spec.device for spec in load_profile("default", parse_settings(settings)).profile.engine_specs]
+        return [
+            spec.device
+            for spec in load_profile("default", parse_settings(settings)).profile.engine_specs
+        ]
 
     assert devices("workers=3") == ["cpu"] * 3
     assert devices("device=cuda") == ["cuda"]
@@ -162,7 +198,10 @@ def test_what_keeps_a_server_from_starting(tmp_path: Path, golden: Path) -> None
         port = taken.getsockname()[1]
         done = run_process("serve", "--port", str(port), HOCKET_HOME=home)
     assert done.code == 2
-    assert f"cannot listen at 127.0.0.1 port {port}: Address already in use; choose another" in done.error
+    assert (
+        f"cannot listen at 127.0.0.1 port {port}: Address already in use; choose another"
+        in done.error
+    )
     missing = run_process("serve", str(tmp_path / "nothing"), "--port", "0", HOCKET_HOME=home)
     assert missing.code == 2
     assert "nothing" in missing.error
@@ -171,7 +210,15 @@ def test_what_keeps_a_server_from_starting(tmp_path: Path, golden: Path) -> None
     model = shutil.copytree(golden / "local_tiny", tmp_path / "cut")
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    late = run_process("serve", str(model), "--set", f"codec={golden / 'codec2_tiny'}", "--port", "0", HOCKET_HOME=home)
+    late = run_process(
+        "serve",
+        str(model),
+        "--set",
+        f"codec={golden / 'codec2_tiny'}",
+        "--port",
+        "0",
+        HOCKET_HOME=home,
+    )
     assert late.code == 2
     assert weights.name in late.err.splitlines()[-1]
     assert "memory " in late.out
@@ -196,7 +243,8 @@ def test_the_memory_plan_is_that_of_info() -> None:
     total, *parts = [
         f"{part:,.1f}"
         for part in (
-            int(facts[f"memory_{name}_bytes"]) / 2**20 for name in ("total", "weight", "kv", "ring", "row", "workspace")
+            int(facts[f"memory_{name}_bytes"]) / 2**20
+            for name in ("total", "weight", "kv", "ring", "row", "workspace")
         )
     ]
     assert re.findall(r"[\d,]+\.\d", line) == [total, *parts]

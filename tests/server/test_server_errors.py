@@ -72,45 +72,74 @@ TABLE = {
     "right-to-left marks": speech(400, "input", "no letter or digit", input="\u200f\u202e"),
     "NUL": speech(400, "input", "NUL character", input="a\x00b"),
     "lone surrogate": raw(400, "surrogate|unicode", rb'{"input": "a\ud800b"}'),
-    "20,000 characters": speech(400, "input", "20000 characters, the most is 10000", input="word " * 4000),
+    "20,000 characters": speech(
+        400, "input", "20000 characters, the most is 10000", input="word " * 4000
+    ),
     # ---- sampling and lengths
     "negative seed": speech(400, "seed", r"seed must be at least 0 \(got -1\)", seed=-1),
     "seed of 64 bits": speech(
-        400, "seed", r"seed must be at most 9223372036854775807 \(got 9223372036854775808\)", seed=2**63
+        400,
+        "seed",
+        r"seed must be at most 9223372036854775807 \(got 9223372036854775808\)",
+        seed=2**63,
     ),
     "seed as a string": speech(400, "seed", "seed must be an integer", seed="7"),
     "fractional seed": speech(400, "seed", r"seed must be an integer \(got 7.5\)", seed=7.5),
     "seed as a boolean": speech(400, "seed", "seed must be an integer", seed=True),
     "speed of 0": speech(400, "speed", r"speed must be at least 0.25 \(got 0\)", speed=0),
     "speed of 100": speech(400, "speed", r"speed must be at most 4 \(got 100\)", speed=100),
-    "speed NaN": raw(400, r"speed must be a finite number \(got nan\)", b'{"input": "Hi.", "speed": NaN}'),
-    "speed infinite": raw(400, r"speed must be a finite number \(got inf\)", b'{"input": "Hi.", "speed": 1e999}'),
+    "speed NaN": raw(
+        400, r"speed must be a finite number \(got nan\)", b'{"input": "Hi.", "speed": NaN}'
+    ),
+    "speed infinite": raw(
+        400, r"speed must be a finite number \(got inf\)", b'{"input": "Hi.", "speed": 1e999}'
+    ),
     "speed as a string": speech(400, "speed", "speed must be a number", speed="fast"),
     "negative temperature": speech(
         400, "temperature", r"temperature must be at least 0 \(got -0.1\)", temperature=-0.1
     ),
-    "temperature as a string": speech(400, "temperature", "temperature must be a number", temperature="hot"),
+    "temperature as a string": speech(
+        400, "temperature", "temperature must be a number", temperature="hot"
+    ),
     "top_p of 0": speech(400, "top_p", r"top_p must be greater than 0 \(got 0\)", top_p=0),
     "top_p of 2": speech(400, "top_p", r"top_p must be at most 1 \(got 2\)", top_p=2),
     "negative top_k": speech(400, "top_k", r"top_k must be at least 0 \(got -1\)", top_k=-1),
     "fractional top_k": speech(400, "top_k", r"top_k must be an integer \(got 1.5\)", top_k=1.5),
-    "penalty of 0": speech(400, "repetition_penalty", r"must be greater than 0 \(got 0\)", repetition_penalty=0),
-    "no new tokens": speech(400, "max_new_tokens", r"max_new_tokens must be at least 1 \(got 0\)", max_new_tokens=0),
+    "penalty of 0": speech(
+        400, "repetition_penalty", r"must be greater than 0 \(got 0\)", repetition_penalty=0
+    ),
+    "no new tokens": speech(
+        400, "max_new_tokens", r"max_new_tokens must be at least 1 \(got 0\)", max_new_tokens=0
+    ),
     "a billion new tokens": speech(
         400, "max_new_tokens", r"must be at most 1000000 \(got 1000000000\)", max_new_tokens=10**9
     ),
-    "a negative minimum length": speech(400, "min_new_tokens", r"must be at least 0 \(got -1\)", min_new_tokens=-1),
+    "a negative minimum length": speech(
+        400, "min_new_tokens", r"must be at least 0 \(got -1\)", min_new_tokens=-1
+    ),
     "a minimum length above the maximum": speech(
-        400, "min_new_tokens", "10 is above max_new_tokens, which is 9; lower it", min_new_tokens=10, max_new_tokens=9
+        400,
+        "min_new_tokens",
+        "10 is above max_new_tokens, which is 9; lower it",
+        min_new_tokens=10,
+        max_new_tokens=9,
     ),
     "tokens of 0": speech(400, "tokens", r"tokens must be at least 1 \(got 0\)", tokens=0),
     # ---- names
     "unknown format": speech(400, "response_format", "'wav', 'pcm', 'mp3'", response_format="ogg"),
-    "format as a list": speech(400, "response_format", "response_format must be 'wav', 'pcm'", response_format=["wav"]),
-    "unknown stream_format": speech(400, "stream_format", "'audio' or 'sse'", stream_format="events"),
+    "format as a list": speech(
+        400, "response_format", "response_format must be 'wav', 'pcm'", response_format=["wav"]
+    ),
+    "unknown stream_format": speech(
+        400, "stream_format", "'audio' or 'sse'", stream_format="events"
+    ),
     "stream as a string": speech(400, "stream", "stream must be true or false", stream="yes"),
-    "whole and streamed": speech(400, "stream", "leave out stream_format", stream=False, stream_format="audio"),
-    "unknown model": speech(404, "model", "'gpt-9' is not served here; use 'hocket-mini'", model="gpt-9"),
+    "whole and streamed": speech(
+        400, "stream", "leave out stream_format", stream=False, stream_format="audio"
+    ),
+    "unknown model": speech(
+        404, "model", "'gpt-9' is not served here; use 'hocket-mini'", model="gpt-9"
+    ),
     "unknown voice": speech(400, "voice", "default", voice="nobody"),
     "voice as a number": speech(400, "voice", "voice must be a string", voice=7),
     "voice with 300 characters": speech(400, "voice", "256", voice="v" * 300),
@@ -118,20 +147,32 @@ TABLE = {
     "unknown task": speech(400, "task_type", "'CustomVoice'", task_type="Sing"),
     "cloning nothing": speech(400, "task_type", "reference_audio", task_type="Base"),
     "designing nothing": speech(400, "task_type", "instructions", task_type="VoiceDesign"),
-    "a custom recording": speech(400, "task_type", "leave out ref_audio", task_type="CustomVoice", ref_audio="data:,x"),
+    "a custom recording": speech(
+        400, "task_type", "leave out ref_audio", task_type="CustomVoice", ref_audio="data:,x"
+    ),
     "one unknown field": speech(400, "loudness", "loudness: an unknown field", loudness=11),
     "unknown fields": speech(400, "a", "a, b: unknown fields", a=1, b=2),
-    "a field of half a character": raw(400, r"^\\ud800: an unknown field", rb'{"input": "Hi.", "\ud800": 1}'),
-    "an alias twice": speech(400, "reference_text", "are the same", ref_text="a", reference_text="b"),
+    "a field of half a character": raw(
+        400, r"^\\ud800: an unknown field", rb'{"input": "Hi.", "\ud800": 1}'
+    ),
+    "an alias twice": speech(
+        400, "reference_text", "are the same", ref_text="a", reference_text="b"
+    ),
     "NUL in instructions": speech(400, "instructions", "NUL", instructions="a\x00"),
     "language of 300 characters": speech(400, "language", "256", language="x" * 300),
     # ---- references
-    "words without a recording": speech(400, "ref_text", "ref_text are .* give reference_audio", ref_text="Hello."),
+    "words without a recording": speech(
+        400, "ref_text", "ref_text are .* give reference_audio", ref_text="Hello."
+    ),
     "broken base64": speech(400, "ref_audio", "base64", ref_audio="data:audio/wav;base64,@@@"),
-    "not audio": speech(400, "reference_audio", "audio", reference_audio="data:audio/wav;base64,AAAA"),
+    "not audio": speech(
+        400, "reference_audio", "audio", reference_audio="data:audio/wav;base64,AAAA"
+    ),
     "recording as a number": speech(400, "ref_audio", "ref_audio must be a string", ref_audio=7),
     "loopback address": speech(400, "ref_audio", "address", ref_audio="http://127.0.0.1:1/a.wav"),
-    "link-local address": speech(400, "ref_audio", "address", ref_audio="http://169.254.169.254/latest"),
+    "link-local address": speech(
+        400, "ref_audio", "address", ref_audio="http://169.254.169.254/latest"
+    ),
     "file address": speech(400, "ref_audio", "file", ref_audio="file:///etc/passwd"),
     "ftp address": speech(400, "ref_audio", "ftp", ref_audio="ftp://example.com/a.wav"),
     "unknown uploaded voice": speech(400, "ref_audio", "voice", ref_audio="nobody"),
@@ -144,8 +185,15 @@ TABLE = {
     "a list": raw(400, "a JSON array", b"[]"),
     "a string": raw(400, "a JSON string", b'"Hi"'),
     "null": raw(400, "a JSON null", b"null"),
-    "plain text": raw(415, "'text/plain'; send application/json", b"Hi", **{"content-type": "text/plain"}),
-    "a form": raw(415, "send application/json", b"a=b", **{"content-type": "application/x-www-form-urlencoded"}),
+    "plain text": raw(
+        415, "'text/plain'; send application/json", b"Hi", **{"content-type": "text/plain"}
+    ),
+    "a form": raw(
+        415,
+        "send application/json",
+        b"a=b",
+        **{"content-type": "application/x-www-form-urlencoded"},
+    ),
     "no content type": raw(415, "Content-Type is missing", b"{}", accept="*/*"),
     "50 MB": raw(413, "larger than 1000000 bytes", b'{"input": "' + b"a" * 2_000_000 + b'"}'),
     # ---- addresses and methods
@@ -154,15 +202,23 @@ TABLE = {
     "GET speech": Bad(405, None, "GET is not for this route; use POST", method="GET"),
     "PUT speech": Bad(405, None, "use POST", GOOD, method="PUT"),
     "DELETE models": Bad(405, None, "use GET", method="DELETE", path="/v1/models"),
-    "PUT voices": Bad(405, None, "PUT is not for this route; use GET, POST", method="PUT", path="/v1/audio/voices"),
+    "PUT voices": Bad(
+        405, None, "PUT is not for this route; use GET, POST", method="PUT", path="/v1/audio/voices"
+    ),
     "POST health": Bad(405, None, "use GET", GOOD, path="/health"),
     # ---- batches
     "no items": Bad(400, "items", "items is missing", {}, path=BATCH),
     "empty items": Bad(400, "items", "at least 1 item", {"items": []}, path=BATCH),
     "65 items": Bad(400, "items", "65 entries, the most is 64", {"items": [GOOD] * 65}, path=BATCH),
-    "items of strings": Bad(400, "items", r"items\[0\] must be an object", {"items": ["Hi."]}, path=BATCH),
-    "unknown output": Bad(400, "output", "'json' or 'zip'", {"items": [GOOD], "output": "tar"}, path=BATCH),
-    "unknown batch field": Bad(400, "volume", "unknown field", {"items": [GOOD], "volume": 1}, path=BATCH),
+    "items of strings": Bad(
+        400, "items", r"items\[0\] must be an object", {"items": ["Hi."]}, path=BATCH
+    ),
+    "unknown output": Bad(
+        400, "output", "'json' or 'zip'", {"items": [GOOD], "output": "tar"}, path=BATCH
+    ),
+    "unknown batch field": Bad(
+        400, "volume", "unknown field", {"items": [GOOD], "volume": 1}, path=BATCH
+    ),
 }
 #: With a key in the settings.
 KEY_TABLE: dict[str, dict[str, str | bytes]] = {
@@ -174,7 +230,9 @@ KEY_TABLE: dict[str, dict[str, str | bytes]] = {
 }
 
 
-def is_error(answer: httpx.Response, status: int, param: str | None, message: str, any_param: bool = False) -> None:
+def is_error(
+    answer: httpx.Response, status: int, param: str | None, message: str, any_param: bool = False
+) -> None:
     """One error in OpenAI's shape."""
     document = answer.json()
     assert list(document) == ["error"]
@@ -208,7 +266,9 @@ def send(http: httpx.Client, bad: Bad) -> httpx.Response:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_bad_request_is_refused_and_the_next_good_one_served(http: httpx.Client, engine: FakePool, name: str) -> None:
+def test_a_bad_request_is_refused_and_the_next_good_one_served(
+    http: httpx.Client, engine: FakePool, name: str
+) -> None:
     bad = TABLE[name]
     before = len(engine.requests)
     answer = send(http, bad)
@@ -226,13 +286,18 @@ def test_the_table_is_long_enough() -> None:
 
 @pytest.mark.parametrize("name", KEY_TABLE)
 def test_keys(name: str, tmp_path: Path) -> None:
-    app = create_app(FakePool(), ServerSettings(api_keys=("sk-right", "sk-other")), new_store(tmp_path))
+    app = create_app(
+        FakePool(), ServerSettings(api_keys=("sk-right", "sk-other")), new_store(tmp_path)
+    )
     with on_loopback(app) as address, httpx.Client(base_url=address) as http:
         refused = http.post(SPEECH, json=GOOD, headers=cast(dict[str, str], KEY_TABLE[name]))
         is_error(refused, 401, None, "Authorization: Bearer KEY")
         assert refused.headers["www-authenticate"] == "Bearer"
         for key in ("sk-right", "sk-other"):
-            assert http.post(SPEECH, json=GOOD, headers={"authorization": f"Bearer {key}"}).status_code == 200
+            assert (
+                http.post(SPEECH, json=GOOD, headers={"authorization": f"Bearer {key}"}).status_code
+                == 200
+            )
         for open_path in ("/health", "/version", "/metrics"):
             assert http.get(open_path).status_code == 200
         assert http.get("/v1/models").status_code == 401
@@ -248,7 +313,12 @@ def test_keys(name: str, tmp_path: Path) -> None:
             "max_new_tokens",
             "invalid_request",
         ),
-        (ReferenceAudioError("the reference is silent", param="reference"), 400, "reference_audio", "invalid_request"),
+        (
+            ReferenceAudioError("the reference is silent", param="reference"),
+            400,
+            "reference_audio",
+            "invalid_request",
+        ),
         (CapacityError("rows are used up"), 503, None, "overloaded"),
         (EngineStoppedError("the engine has gone away"), 503, None, "engine_unavailable"),
         (HocketError("something else"), 500, None, "internal_error"),
@@ -268,7 +338,9 @@ def test_the_engine_s_errors_get_a_status_and_the_client_s_names(
 
 
 def test_only_names_of_fields_are_replaced_in_a_message(tmp_path: Path) -> None:
-    words = Template("{param} is {asked!r}, and {max_frames} is {limit}", asked="min_frames {text}", limit=7)
+    words = Template(
+        "{param} is {asked!r}, and {max_frames} is {limit}", asked="min_frames {text}", limit=7
+    )
     engine = FakePool(error=InvalidRequestError(words, param="min_frames"))
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
         error = httpx.post(address + SPEECH, json=GOOD).json()["error"]
@@ -278,7 +350,9 @@ def test_only_names_of_fields_are_replaced_in_a_message(tmp_path: Path) -> None:
         assert error["message"] == "the word max_frames {x} is the user's"
 
 
-def test_a_mistake_of_our_own_is_a_500_without_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mistake_of_our_own_is_a_500_without_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = FakePool()
     engine.tone = None  # type: ignore[assignment,method-assign]
     engine.submit = None  # type: ignore[assignment,method-assign]
@@ -290,7 +364,9 @@ def test_a_mistake_of_our_own_is_a_500_without_its_text(tmp_path: Path, caplog: 
 
 
 def test_speech_that_ends_before_it_begins_is_no_200(tmp_path: Path) -> None:
-    with on_loopback(create_app(FakePool(silent=True), ServerSettings(), new_store(tmp_path))) as address:
+    with on_loopback(
+        create_app(FakePool(silent=True), ServerSettings(), new_store(tmp_path))
+    ) as address:
         for fields in ({}, {"stream": False}, {"stream_format": "sse"}):
             # Sent again it gets another seed, so it may go well: clients' libraries repeat a 5xx by
             # themselves.
@@ -305,7 +381,9 @@ def test_speech_that_ends_before_it_begins_is_no_200(tmp_path: Path) -> None:
 
 
 def test_unknown_fields_can_be_allowed(tmp_path: Path) -> None:
-    with on_loopback(create_app(FakePool(), ServerSettings(strict_fields=False), new_store(tmp_path))) as address:
+    with on_loopback(
+        create_app(FakePool(), ServerSettings(strict_fields=False), new_store(tmp_path))
+    ) as address:
         assert httpx.post(address + SPEECH, json={**GOOD, "loudness": 11}).status_code == 200
 
 
@@ -314,10 +392,12 @@ def test_an_error_in_the_middle_of_a_stream_is_no_complete_answer(tmp_path: Path
     with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path))) as address:
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
             httpx.post(address + SPEECH, json=GOOD)
-        events = httpx.post(address + SPEECH, json={**GOOD, "stream_format": "sse"}).text.split("\n\n")
-        assert [event.split("\n")[0] for event in events if event] == ["event: speech.audio.delta"] * 3 + [
-            "event: speech.audio.error"
-        ]
+        events = httpx.post(address + SPEECH, json={**GOOD, "stream_format": "sse"}).text.split(
+            "\n\n"
+        )
+        assert [event.split("\n")[0] for event in events if event] == [
+            "event: speech.audio.delta"
+        ] * 3 + ["event: speech.audio.error"]
         error = json.loads(events[3].split("data: ")[1])["error"]
         assert error["code"] == "engine_unavailable"
         engine.error_after = None
@@ -346,12 +426,28 @@ def test_a_voice_that_is_asked_for_is_a_404_and_one_to_speak_with_a_400(http: ht
         is_error(http.get(f"/v1/audio/voices/{name}/preview"), 404, "name", "there is no voice")
         is_error(http.delete(f"/v1/audio/voices/{name}"), 404, "name", "there is no voice")
         is_error(http.post(SPEECH, json={**GOOD, "voice": name}), 400, "voice", "there is no voice")
-        is_error(http.post(SPEECH, json={**GOOD, "ref_audio": name}), 400, "ref_audio", "there is no voice")
+        is_error(
+            http.post(SPEECH, json={**GOOD, "ref_audio": name}),
+            400,
+            "ref_audio",
+            "there is no voice",
+        )
 
 
-def test_what_is_polled_is_logged_for_debugging_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_polled_is_logged_for_debugging_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, logger="hocket.request")
-    paths = ["/", "/studio/studio.js", "/metrics", "/health", "/health/live", "/version", "/v1/models", "/nothing"]
+    paths = [
+        "/",
+        "/studio/studio.js",
+        "/metrics",
+        "/health",
+        "/health/live",
+        "/version",
+        "/v1/models",
+        "/nothing",
+    ]
     with on_loopback(create_app(FakePool(), ServerSettings(), new_store(tmp_path))) as address:
         for path in paths:
             httpx.get(address + path)

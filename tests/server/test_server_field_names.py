@@ -28,7 +28,9 @@ SPEECH = "/v1/audio/speech"
 #: Shorter than the engine's minimum.
 SHORT = (
     "data:audio/wav;base64,"
-    + base64.b64encode(encode_audio(FORMATS[".wav"], np.full((1, 2400), 0.5, np.float32), RATE)).decode()
+    + base64.b64encode(
+        encode_audio(FORMATS[".wav"], np.full((1, 2400), 0.5, np.float32), RATE)
+    ).decode()
 )
 Fields = dict[str, Any]
 
@@ -37,10 +39,17 @@ class OneDrawEngine(FakePool):
     """Draws all codes alike, as MOSS does."""
 
     async def submit(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> SpeechStream:
         ResolvedSampling(DrawParams()).overridden_by(request.sampling)
-        return await super().submit(request, request_id=request_id, priority=priority, streaming=streaming)
+        return await super().submit(
+            request, request_id=request_id, priority=priority, streaming=streaming
+        )
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +59,9 @@ def engine() -> OneDrawEngine:
 
 @pytest.fixture(scope="module")
 def address(engine: OneDrawEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with on_loopback(create_app(engine, ServerSettings(), new_store(tmp_path_factory.mktemp("voices")))) as found:
+    with on_loopback(
+        create_app(engine, ServerSettings(), new_store(tmp_path_factory.mktemp("voices")))
+    ) as found:
         yield found
 
 
@@ -61,11 +72,15 @@ def plain_error(address: str, fields: Fields) -> Fields:
 
 
 def item_error(address: str, fields: Fields) -> Fields:
-    return _only_error(httpx.post(f"{address}{SPEECH}/batch", json={"items": [{"input": "Hi."} | fields]}))
+    return _only_error(
+        httpx.post(f"{address}{SPEECH}/batch", json={"items": [{"input": "Hi."} | fields]})
+    )
 
 
 def default_error(address: str, fields: Fields) -> Fields:
-    return _only_error(httpx.post(f"{address}{SPEECH}/batch", json={"items": [{"input": "Hi."}]} | fields))
+    return _only_error(
+        httpx.post(f"{address}{SPEECH}/batch", json={"items": [{"input": "Hi."}]} | fields)
+    )
 
 
 def socket_error(address: str, fields: Fields) -> Fields:
@@ -123,14 +138,18 @@ def test_a_rule_between_fields_names_them_as_they_were_written(address: str) -> 
 
 
 def test_an_alias_that_a_route_does_not_know_is_named_as_it_was_written(address: str) -> None:
-    answer = httpx.post(f"{address}/v1/audio/tokens/encode", json={"audio": "data:,x", "speaker": "anna"})
+    answer = httpx.post(
+        f"{address}/v1/audio/tokens/encode", json={"audio": "data:,x", "speaker": "anna"}
+    )
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "speaker")
     assert error["message"].startswith("speaker: an unknown field")
 
 
 def test_the_text_is_called_as_on_the_route(address: str, engine: OneDrawEngine) -> None:
-    engine.error = InvalidRequestError("the text has no token of its own; give some words", param="text")
+    engine.error = InvalidRequestError(
+        "the text has no token of its own; give some words", param="text"
+    )
     try:
         assert [ask(address, {})["param"] for ask in (plain_error, item_error, socket_error)] == [
             "input",

@@ -21,7 +21,9 @@ from tests.support.fake_engine import FakePool
 from tests.support.loopback import new_store, on_loopback
 
 #: Beside this interpreter, or wherever the user has it.
-_TOOL = shutil.which("schemathesis", path=os.pathsep.join((str(Path(sys.executable).parent), *os.get_exec_path())))
+_TOOL = shutil.which(
+    "schemathesis", path=os.pathsep.join((str(Path(sys.executable).parent), *os.get_exec_path()))
+)
 
 #: Not that all that fits the document is taken: it cannot say that a text must hold a word.
 CHECKS = ",".join(
@@ -47,7 +49,15 @@ def test_no_request_of_the_document_is_a_5xx(tmp_path: Path) -> None:
         done = subprocess.run(
             [
                 *(_TOOL, "run", f"{address}/openapi.json", "--checks", CHECKS, "--no-color"),
-                *("--max-examples", "200", "--continue-on-failure", "--seed", "1", "--warnings", "off"),
+                *(
+                    "--max-examples",
+                    "200",
+                    "--continue-on-failure",
+                    "--seed",
+                    "1",
+                    "--warnings",
+                    "off",
+                ),
             ],
             cwd=tmp_path,
             capture_output=True,

@@ -51,14 +51,23 @@ def test_the_command_line_and_a_profile_say_it(tmp_path: Path) -> None:
     assert re.search(r"^workers +null +# built in$", done.out, re.MULTILINE)
     file = tmp_path / "two.yaml"
     file.write_text("extends: throughput\ngpus: 2\n", encoding="utf-8")
-    assert [spec.device for spec in load_profile(str(file)).profile.engine_specs] == ["cuda:0", "cuda:1"]
+    assert [spec.device for spec in load_profile(str(file)).profile.engine_specs] == [
+        "cuda:0",
+        "cuda:1",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", "2"), "gpus (flag): 2 GPUs were asked for, but the device is 'cpu'; name a profile for GPUs"),
-        (("--gpus", "2", "--set", "device=cuda:1"), "gpus (flag): 2 GPUs were asked for, but the device is 'cuda:1';"),
+        (
+            ("--gpus", "2"),
+            "gpus (flag): 2 GPUs were asked for, but the device is 'cpu'; name a profile for GPUs",
+        ),
+        (
+            ("--gpus", "2", "--set", "device=cuda:1"),
+            "gpus (flag): 2 GPUs were asked for, but the device is 'cuda:1';",
+        ),
         (("--gpus", "0", "--set", "device=cuda"), "gpus is 0 (flag): it must be at least 1"),
         (
             ("--gpus", "2", "--workers", "3", "--set", "device=cuda"),
@@ -81,19 +90,28 @@ def test_more_than_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     settings = ("--set", "device=cuda", "--set", f"gpus={there + 1}", "--port", "0")
     done = run_process("serve", *settings, HOCKET_HOME=str(tmp_path))
     assert done.code == 2
-    assert f"gpus is {there + 1}, but PyTorch sees {there} of them on this machine; lower it" in done.error
+    assert (
+        f"gpus is {there + 1}, but PyTorch sees {there} of them on this machine; lower it"
+        in done.error
+    )
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     spec = profile("device=cuda", "gpus=3").engine_specs[0]
-    with pytest.raises(ConfigError, match="gpus is 3, but PyTorch sees 2 of them on this machine; lower it") as caught:
+    with pytest.raises(
+        ConfigError, match="gpus is 3, but PyTorch sees 2 of them on this machine; lower it"
+    ) as caught:
         run_worker("ipc:///nowhere", spec, lambda _: None)
     assert caught.value.param == "gpus"
 
 
 def test_the_first_lines_say_where(golden: Path) -> None:
     model = (f"model={golden / 'local_tiny'}", f"codec={golden / 'codec2_tiny'}", "device=cuda")
-    memory = engine_memory(str(golden / "local_tiny"), str(golden / "codec2_tiny"), torch.float32, EngineConfig())
-    plan = "\n".join(_plan(profile(*model, "gpus=2", "workers=4", "engine.codec_device=cuda:3"), memory))
+    memory = engine_memory(
+        str(golden / "local_tiny"), str(golden / "codec2_tiny"), torch.float32, EngineConfig()
+    )
+    plan = "\n".join(
+        _plan(profile(*model, "gpus=2", "workers=4", "engine.codec_device=cuda:3"), memory)
+    )
     assert "on cuda:0 to cuda:1 (codec on cuda:3), 4 engines\n" in plan
     assert plan.endswith("all that 4 times")
     assert "float32 on cuda\n" in "\n".join(_plan(profile(*model), memory))
@@ -103,7 +121,9 @@ def test_requests_go_to_the_gpu_with_the_fewest(monkeypatch: pytest.MonkeyPatch)
     workers: dict[str, FakePool] = {}
 
     async def start(spec: EngineSpec, **_: object) -> FakePool:
-        workers[spec.device] = FakePool(prefill_seconds=1000)  # requests that do not end by themselves
+        workers[spec.device] = FakePool(
+            prefill_seconds=1000
+        )  # requests that do not end by themselves
         return workers[spec.device]
 
     monkeypatch.setattr(EngineClient, "start", start)
@@ -113,7 +133,9 @@ def test_requests_go_to_the_gpu_with_the_fewest(monkeypatch: pytest.MonkeyPatch)
         before = [worker.open_requests for worker in workers.values()]
         for _ in range(count):
             await pool.submit(SpeechRequest(text="Hello."))
-        return [worker.open_requests - old for worker, old in zip(workers.values(), before, strict=True)]
+        return [
+            worker.open_requests - old for worker, old in zip(workers.values(), before, strict=True)
+        ]
 
     async def speak() -> None:
         pool = await EnginePool.start(profile("device=cuda", "gpus=3").engine_specs)

@@ -46,9 +46,18 @@ CODING_FRAMES = {"wav": 1, "pcm": 1, "mp3": 576, "opus": 960, "flac": 1, "aac": 
 def hocket_serve(home: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A ready server: its address and its process."""
     command = [sys.executable, "-W", "error", "-m", "hocket", "serve", "--port", "0", *arguments]
-    environment = os.environ | {"HOCKET_HOME": str(home), "OMP_NUM_THREADS": "1", "HOCKET_API_KEY": KEY}
+    environment = os.environ | {
+        "HOCKET_HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "HOCKET_API_KEY": KEY,
+    }
     log = (home / "log").open("w")
-    with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process:
+    with (
+        log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             address = ""
@@ -75,7 +84,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(home: Path, babble: Path) -> Iterator[str]:
-    settings = ("server.model_name=babble", "engine.rows=4", "engine.max_context_rows=1024", "server.drain_seconds=10")
+    settings = (
+        "server.model_name=babble",
+        "engine.rows=4",
+        "engine.max_context_rows=1024",
+        "server.drain_seconds=10",
+    )
     with hocket_serve(home, str(babble), *(f"--set={setting}" for setting in settings)) as (url, _):
         yield url
 
@@ -88,7 +102,9 @@ def client(address: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def http(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as made:
+    with httpx.Client(
+        base_url=address, headers={"authorization": f"Bearer {KEY}"}, timeout=60
+    ) as made:
         yield made
 
 
@@ -122,7 +138,9 @@ def test_the_sdk_whole_and_streaming(client: openai.OpenAI, response_format: For
     assert promised > 0.5
     assert whole.headers["x-finish-reason"] == "stop"
     tolerance = CODING_FRAMES[response_format] / rate
-    assert seconds_of(whole.content, response_format, rate, channels) == pytest.approx(promised, abs=tolerance)
+    assert seconds_of(whole.content, response_format, rate, channels) == pytest.approx(
+        promised, abs=tolerance
+    )
     with client.audio.speech.with_streaming_response.create(
         model="babble",
         voice="default",
@@ -135,10 +153,14 @@ def test_the_sdk_whole_and_streaming(client: openai.OpenAI, response_format: For
         pieces = list(answer.iter_bytes())
     streamed = b"".join(pieces)
     assert len(pieces) > 1
-    assert seconds_of(streamed, response_format, rate, channels) == pytest.approx(promised, abs=tolerance)
+    assert seconds_of(streamed, response_format, rate, channels) == pytest.approx(
+        promised, abs=tolerance
+    )
     if response_format in ("pcm", "wav"):
         skip = 44 if response_format == "wav" else 0
-        levels = [np.frombuffer(body[skip:], "<i2").astype(int) for body in (streamed, whole.content)]
+        levels = [
+            np.frombuffer(body[skip:], "<i2").astype(int) for body in (streamed, whole.content)
+        ]
         # Chunks of other sizes are summed up in another order, which shows in the last bit of a few
         # samples.
         assert np.abs(levels[0] - levels[1]).max() <= 1
@@ -157,10 +179,17 @@ def test_the_sdk_writes_a_file(client: openai.OpenAI, tmp_path: Path) -> None:
 def test_the_sdk_understands_our_errors(client: openai.OpenAI, address: str) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
-    assert (bad.value.param, bad.value.type, bad.value.code) == ("voice", "invalid_request_error", "invalid_request")
+    assert (bad.value.param, bad.value.type, bad.value.code) == (
+        "voice",
+        "invalid_request_error",
+        "invalid_request",
+    )
     with pytest.raises(openai.NotFoundError):
         client.audio.speech.create(model="gpt-9", voice="default", input=TEXT)
-    with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=f"{address}/v1", api_key="no") as stranger:
+    with (
+        pytest.raises(openai.AuthenticationError),
+        openai.OpenAI(base_url=f"{address}/v1", api_key="no") as stranger,
+    ):
         stranger.audio.speech.create(model="tts-1", voice="default", input=TEXT)
     assert [model.id for model in client.models.list()] == ["babble"]
 
@@ -223,14 +252,18 @@ def recording() -> bytes:
 def test_an_uploaded_voice_speaks(http: httpx.Client) -> None:
     fields = {"input": TEXT, "seed": SEED, "response_format": "pcm", "max_new_tokens": 10}
     plain = http.post("/v1/audio/speech", json=fields).content
-    made = http.post("/v1/audio/voices", files={"audio_sample": ("a.wav", recording())}, data={"name": "tone"})
+    made = http.post(
+        "/v1/audio/voices", files={"audio_sample": ("a.wav", recording())}, data={"name": "tone"}
+    )
     assert made.status_code == 200, made.text
     named = http.post("/v1/audio/speech", json={**fields, "voice": "tone"})
     assert named.status_code == 200, named.text
     assert named.content != plain
     # The voice's codes are those of the recording.
     inline = "data:audio/wav;base64," + base64.b64encode(recording()).decode()
-    assert http.post("/v1/audio/speech", json={**fields, "ref_audio": "tone"}).content == named.content
+    assert (
+        http.post("/v1/audio/speech", json={**fields, "ref_audio": "tone"}).content == named.content
+    )
     cloned = http.post("/v1/audio/speech", json={**fields, "ref_audio": inline, "voice": "whoever"})
     assert cloned.status_code == 200
     assert http.delete("/v1/audio/voices/tone").status_code == 200
@@ -243,7 +276,9 @@ def test_codes_to_audio_and_back_beside_speech(http: httpx.Client) -> None:
     document = encoded.json()
     assert encoded.status_code == 200, document
     assert (document["frames"], len(document["codes"])) == (13, 13)
-    decoded = http.post("/v1/audio/tokens/decode", json={"codes": document["codes"], "response_format": "wav"})
+    decoded = http.post(
+        "/v1/audio/tokens/decode", json={"codes": document["codes"], "response_format": "wav"}
+    )
     assert decoded.status_code == 200, decoded.text
     assert seconds_of(decoded.content, "wav", 24_000, 1) == pytest.approx(13 * 0.08)
     wrong = http.post("/v1/audio/tokens/decode", json={"codes": [[10**6]]})
@@ -258,7 +293,13 @@ def test_codes_to_audio_and_back_beside_speech(http: httpx.Client) -> None:
 def rows_in_use(http: httpx.Client) -> float:
     lines = http.get("/metrics").text.splitlines()
     numbers = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    rows = ["rows_waiting", "rows_prefilling", "rows_running", "references_preparing", "open_requests"]
+    rows = [
+        "rows_waiting",
+        "rows_prefilling",
+        "rows_running",
+        "references_preparing",
+        "open_requests",
+    ]
     return sum(float(numbers[f'hocket_engine{{name="{name}",worker="0"}}']) for name in rows)
 
 
@@ -279,7 +320,12 @@ def test_40_random_disconnects_leave_no_rows(http: httpx.Client, address: str) -
             each.close()
     wait_until(lambda: rows_in_use(http) == 0, 10)
     assert http.get("/health").json()["speaking"] == 0
-    assert http.post("/v1/audio/speech", json={"input": TEXT, "max_new_tokens": 5, "seed": SEED}).status_code == 200
+    assert (
+        http.post(
+            "/v1/audio/speech", json={"input": TEXT, "max_new_tokens": 5, "seed": SEED}
+        ).status_code
+        == 200
+    )
 
 
 def test_sigterm_lets_open_requests_finish(tmp_path: Path, babble: Path) -> None:
@@ -290,7 +336,9 @@ def test_sigterm_lets_open_requests_finish(tmp_path: Path, babble: Path) -> None
 
         def speak() -> None:
             fields = {"input": TEXT, "response_format": "pcm", "seed": SEED}
-            answer = httpx.post(f"{address}/v1/audio/speech", json=fields, headers=headers, timeout=60)
+            answer = httpx.post(
+                f"{address}/v1/audio/speech", json=fields, headers=headers, timeout=60
+            )
             bodies.append(len(answer.content) if answer.status_code == 200 else 0)
 
         threads = [threading.Thread(target=speak) for _ in range(4)]
@@ -311,8 +359,15 @@ def test_sigterm_lets_open_requests_finish(tmp_path: Path, babble: Path) -> None
 
 
 def test_sigterm_lets_a_long_text_finish_all_its_pieces(tmp_path: Path, babble: Path) -> None:
-    with hocket_serve(tmp_path, str(babble), "--set=server.segment_characters=40") as (address, process):
-        fields = {"input": "A sentence of some length goes here. " * 6, "response_format": "pcm", "seed": SEED}
+    with hocket_serve(tmp_path, str(babble), "--set=server.segment_characters=40") as (
+        address,
+        process,
+    ):
+        fields = {
+            "input": "A sentence of some length goes here. " * 6,
+            "response_format": "pcm",
+            "seed": SEED,
+        }
         headers = {"authorization": f"Bearer {KEY}"}
         url = f"{address}/v1/audio/speech"
         whole = httpx.post(url, json=fields, headers=headers, timeout=60).content
@@ -331,12 +386,23 @@ def test_sigterm_lets_a_long_text_finish_all_its_pieces(tmp_path: Path, babble: 
 def test_two_engines_behind_one_front_end(tmp_path: Path) -> None:
     engines = ("engine.rows=2", "engine.max_context_rows=1024", "engine.strict=true")
     settings = ("--workers=2", *(f"--set={setting}" for setting in engines))
-    fields = {"input": TEXT, "response_format": "pcm", "seed": SEED, "min_new_tokens": 40, "max_new_tokens": 40}
+    fields = {
+        "input": TEXT,
+        "response_format": "pcm",
+        "seed": SEED,
+        "min_new_tokens": 40,
+        "max_new_tokens": 40,
+    }
     headers = {"authorization": f"Bearer {KEY}"}
-    with hocket_serve(tmp_path, *settings) as (address, process), httpx.Client(base_url=address, timeout=120) as http:
+    with (
+        hocket_serve(tmp_path, *settings) as (address, process),
+        httpx.Client(base_url=address, timeout=120) as http,
+    ):
 
         def speak() -> httpx.Response:
-            return httpx.post(f"{address}/v1/audio/speech", json=fields, headers=headers, timeout=120)
+            return httpx.post(
+                f"{address}/v1/audio/speech", json=fields, headers=headers, timeout=120
+            )
 
         def workers(name: str) -> list[Any]:
             return [worker[name] for worker in http.get("/health").json()["workers"]]
@@ -348,10 +414,14 @@ def test_two_engines_behind_one_front_end(tmp_path: Path) -> None:
             bodies = {answer.result().content for answer in speaking}
             assert len(bodies) == 1, "the same seed is another speech in the other engine"
             page = http.get("/metrics").text
-            assert {f'hocket_engine{{name="ready",worker="{i}"}} 1.0' for i in range(2)} <= set(page.splitlines())
+            assert {f'hocket_engine{{name="ready",worker="{i}"}} 1.0' for i in range(2)} <= set(
+                page.splitlines()
+            )
 
             # One dies: its two requests fail, the other two do not notice, and service goes on.
-            victim = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+            victim = int(
+                Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+            )
             failed = [threads.submit(failing, speak) for _ in range(4)]
             wait_until(lambda: workers("open_requests") == [2, 2], 30)
             os.kill(victim, signal.SIGKILL)

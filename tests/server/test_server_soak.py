@@ -60,14 +60,21 @@ def resident_bytes(process: int) -> dict[int, int]:
 
 async def ask(port: int, frames: int, tally: Tally, patience_seconds: float | None = None) -> str:
     """One request for `frames` frames over its own connection; an impatient client leaves early."""
-    fields = {"input": TEXT, "response_format": "pcm", "min_new_tokens": frames, "max_new_tokens": frames}
+    fields = {
+        "input": TEXT,
+        "response_format": "pcm",
+        "min_new_tokens": frames,
+        "max_new_tokens": frames,
+    }
     body = json.dumps(fields).encode()
     started = time.perf_counter()
     # Plain sockets: HTTP libraries leave some open when they are interrupted.
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
-        b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer %b\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (KEY.encode(), len(body), body)
+        b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Authorization: Bearer %b\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (KEY.encode(), len(body), body)
     )
     try:
         async with asyncio.timeout(patience_seconds):
@@ -83,7 +90,10 @@ async def ask(port: int, frames: int, tally: Tally, patience_seconds: float | No
         assert b"\r\nretry-after: " in head.lower()
         tally.refused_ms.append(1e3 * seconds)
     elif status != "200" or unchunked_bytes(content) != frames * FRAME_BYTES:
-        tally.lost.append(f"{status} after {seconds:.1f} s, {unchunked_bytes(content)} of {frames * FRAME_BYTES} bytes")
+        tally.lost.append(
+            f"{status} after {seconds:.1f} s, {unchunked_bytes(content)} of {frames * FRAME_BYTES} "
+            "bytes"
+        )
     return status
 
 
@@ -128,7 +138,9 @@ async def watch_lags(tally: Tally) -> None:
         tally.lags_ms.append(1e3 * (time.perf_counter() - started) - 10)
 
 
-async def crowd(address: str, seconds: float, behave: Callable[[int, int, float, Tally], Awaitable[None]]) -> Tally:
+async def crowd(
+    address: str, seconds: float, behave: Callable[[int, int, float, Tally], Awaitable[None]]
+) -> Tally:
     tally = Tally()
     until, port = time.monotonic() + seconds, int(address.rpartition(":")[2])
     lagging = asyncio.create_task(watch_lags(tally))
@@ -148,9 +160,17 @@ async def warm_up(address: str) -> None:
 async def is_quiet(client: httpx.AsyncClient) -> bool:
     """Wait until no row is held, here or in the engine."""
     page = (await client.get("/metrics")).text
-    numbers = dict(re.findall(r'^hocket_engine\{name="(\w+)",worker="0"\} (\S+)', page, re.MULTILINE))
+    numbers = dict(
+        re.findall(r'^hocket_engine\{name="(\w+)",worker="0"\} (\S+)', page, re.MULTILINE)
+    )
     (here,) = re.findall(r"^hocket_open_requests (\S+)", page, re.MULTILINE)
-    held = [here, *(numbers[name] for name in ("open_requests", "rows_waiting", "rows_prefilling", "rows_running"))]
+    held = [
+        here,
+        *(
+            numbers[name]
+            for name in ("open_requests", "rows_waiting", "rows_prefilling", "rows_running")
+        ),
+    ]
     return set(map(float, held)) == {0.0} and float(numbers["rows_free"]) == ROWS
 
 
@@ -168,9 +188,14 @@ def percentiles(values: list[float]) -> str:
 @pytest.mark.slow
 def test_crowds_leave_nothing_behind(tmp_path: Path) -> None:
     settings = (f"engine.rows={ROWS}", "engine.max_context_rows=320", f"server.max_queue={QUEUE}")
-    with hocket_serve(tmp_path, *(f"--set={setting}" for setting in settings)) as (address, process):
+    with hocket_serve(tmp_path, *(f"--set={setting}" for setting in settings)) as (
+        address,
+        process,
+    ):
         asyncio.run(warm_up(address))
-        asyncio.run(crowd(address, COME_AND_GO_SECONDS / 6, come_and_go))  # whatever is made once is there then
+        asyncio.run(
+            crowd(address, COME_AND_GO_SECONDS / 6, come_and_go)
+        )  # whatever is made once is there then
         before = resident_bytes(process.pid)
         left = asyncio.run(crowd(address, COME_AND_GO_SECONDS, come_and_go))
         between = resident_bytes(process.pid)
@@ -178,10 +203,16 @@ def test_crowds_leave_nothing_behind(tmp_path: Path) -> None:
         after = resident_bytes(process.pid)
         for name, tally in (("come and go", left), ("overload", overload)):
             print(f"\n{name}: {dict(tally.outcomes)}")
-            print(f"  refused after ms: {percentiles(tally.refused_ms or [0.0])}; lag ms: {percentiles(tally.lags_ms)}")
-        growth = [{pid: (now[pid] - before[pid]) / 2**20 for pid in before} for now in (between, after)]
+            print(
+                f"  refused after ms: {percentiles(tally.refused_ms or [0.0])}; lag ms: "
+                f"{percentiles(tally.lags_ms)}"
+            )
+        growth = [
+            {pid: (now[pid] - before[pid]) / 2**20 for pid in before} for now in (between, after)
+        ]
         print(
-            "  MiB more than before, front end and worker:", [[f"{v:+.1f}" for v in each.values()] for each in growth]
+            "  MiB more than before, front end and worker:",
+            [[f"{v:+.1f}" for v in each.values()] for each in growth],
         )
 
         assert before.keys() == after.keys(), "a process was replaced"

@@ -36,7 +36,9 @@ BUILTIN = {
 
 def recording(seconds: float = 1.0, hertz: float = 220.0) -> bytes:
     t = np.arange(round(16000 * seconds)) / 16000
-    return encode_audio(FORMATS[".wav"], (0.1 * np.sin(2 * np.pi * hertz * t)[None]).astype(np.float32), 16000)
+    return encode_audio(
+        FORMATS[".wav"], (0.1 * np.sin(2 * np.pi * hertz * t)[None]).astype(np.float32), 16000
+    )
 
 
 def draft(
@@ -80,7 +82,12 @@ def test_an_uploaded_voice_survives_a_restart(store: VoiceStore, tmp_path: Path)
         ("anna", "uploaded"),
     ]
     anna = again.listed()[-1]
-    assert (anna.description, anna.transcript, anna.seconds, anna.problem) == ("a sine", "uuuh", 1.0, None)
+    assert (anna.description, anna.transcript, anna.seconds, anna.problem) == (
+        "a sine",
+        "uuuh",
+        1.0,
+        None,
+    )
     reference, words = again.reference("ANNA", codec="tiny")
     assert isinstance(reference, np.ndarray)
     assert reference.dtype == np.int64
@@ -106,7 +113,11 @@ def test_codes_of_another_codec_are_not_used(store: VoiceStore) -> None:
 def test_a_preview_is_the_normalised_recording(store: VoiceStore) -> None:
     upload(store)
     with wave.open(io.BytesIO(store.preview("anna"))) as reader:
-        assert (reader.getframerate(), reader.getnchannels(), reader.getnframes()) == (RATE, 2, RATE)
+        assert (reader.getframerate(), reader.getnchannels(), reader.getnframes()) == (
+            RATE,
+            2,
+            RATE,
+        )
     samples_CS = decode_audio(store.preview("anna"), max_bytes=1 << 20, max_seconds=9).samples
     # 0.1 / sqrt(2) is -23 dB; normalising adds 3 dB.
     assert 10 * np.log10(np.mean(np.square(samples_CS))) == pytest.approx(-20, abs=0.1)
@@ -116,7 +127,9 @@ def test_a_preview_is_the_normalised_recording(store: VoiceStore) -> None:
 
 
 def test_builtin_voices_are_there_and_stay(store: VoiceStore) -> None:
-    default, echo, shadow, vivian = (store.builtin(name) for name in ("default", "ECHO", "shadow", "Vivian"))
+    default, echo, shadow, vivian = (
+        store.builtin(name) for name in ("default", "ECHO", "shadow", "Vivian")
+    )
     assert default is not None
     assert (default.codes, default.reference_text, default.is_speaker) == (None, None, False)
     assert echo is not None
@@ -159,7 +172,8 @@ def test_deleting(store: VoiceStore, tmp_path: Path) -> None:
         assert caught.value.param == param
 
 
-# ---------------------------------------------------------------------------------------------------- names
+# --------------------------------------------------------------------------------------------------
+# names
 
 
 @pytest.mark.parametrize(
@@ -184,7 +198,23 @@ def test_names_have_one_spelling(store: VoiceStore, name: str, spelt: str) -> No
 
 
 BAD_NAMES = [
-    *("", " ", "a b", ".", "..", ".hidden", "../x", "a/b", "a\\b", "/etc/passwd", "C:x", "-rf", "_x", "a\0b", "a\nb"),
+    *(
+        "",
+        " ",
+        "a b",
+        ".",
+        "..",
+        ".hidden",
+        "../x",
+        "a/b",
+        "a\\b",
+        "/etc/passwd",
+        "C:x",
+        "-rf",
+        "_x",
+        "a\0b",
+        "a\nb",
+    ),
     *(
         "😀",
         "\ud800",
@@ -204,7 +234,9 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_other_names_are_refused_and_touch_nothing(store: VoiceStore, tmp_path: Path, name: str) -> None:
+def test_other_names_are_refused_and_touch_nothing(
+    store: VoiceStore, tmp_path: Path, name: str
+) -> None:
     (tmp_path / "x.voice").write_bytes(b"mine")
     before = sorted(tmp_path.rglob("*"))
     for call in (
@@ -228,7 +260,9 @@ def test_a_spelling_is_final_and_stays_in_its_folder(name: str) -> None:
     except InvalidRequestError:
         return
     assert voice_name(spelt) == spelt
-    if name.upper().casefold() == name.casefold():  # not the dotless i, whose capital is that of the dotted one
+    if (
+        name.upper().casefold() == name.casefold()
+    ):  # not the dotless i, whose capital is that of the dotted one
         assert voice_name(name.upper()) == spelt
     assert (Path("/voices") / f"{spelt}.voice").parent == Path("/voices")
     assert not spelt.startswith(".")
@@ -244,7 +278,8 @@ def test_every_letter_has_one_spelling() -> None:
         assert voice_name(spelt) == spelt
 
 
-# ---------------------------------------------------------------------------------------------------- uploads that fail
+# --------------------------------------------------------------------------------------------------
+# uploads that fail
 
 
 def html(store: VoiceStore) -> None:
@@ -296,7 +331,9 @@ def test_bad_codes_leave_the_old_voice(store: VoiceStore, codes: NDArray[np.int6
     assert np.array_equal(store.reference("anna", codec="tiny")[0], CODES)  # type: ignore[arg-type]
 
 
-def test_a_full_disk_leaves_the_old_voice(store: VoiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_voice(
+    store: VoiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     upload(store)
     content = (tmp_path / "voices" / "anna.voice").read_bytes()
 
@@ -320,7 +357,9 @@ def test_a_full_disk_leaves_the_old_voice(store: VoiceStore, tmp_path: Path, mon
         ("", "\ud800", "ref_text"),
     ],
 )
-def test_words_have_limits(store: VoiceStore, description: str, transcript: str | None, param: str) -> None:
+def test_words_have_limits(
+    store: VoiceStore, description: str, transcript: str | None, param: str
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         upload(store, description=description, transcript=transcript)
     assert caught.value.param == param
@@ -343,7 +382,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         VoiceStore(tmp_path / "file" / "voices", BUILTIN)
 
 
-# ---------------------------------------------------------------------------------------------------- what lies on disk
+# --------------------------------------------------------------------------------------------------
+# what lies on disk
 
 
 def cut(path: Path) -> None:
@@ -378,7 +418,9 @@ def a_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, empty, garbage, no_facts, a_folder, a_pipe, a_link])
-def test_damage_is_listed_and_not_fatal(store: VoiceStore, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_damage_is_listed_and_not_fatal(
+    store: VoiceStore, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     upload(store)
     upload(store, "bert")
     damage(tmp_path / "voices" / "anna.voice")
@@ -431,7 +473,9 @@ def test_foreign_files_are_left_alone(store: VoiceStore, tmp_path: Path) -> None
     assert store.builtin("default") is BUILTIN["default"]
 
 
-def test_uploads_at_the_same_moment_leave_one_whole_voice(store: VoiceStore, tmp_path: Path) -> None:
+def test_uploads_at_the_same_moment_leave_one_whole_voice(
+    store: VoiceStore, tmp_path: Path
+) -> None:
     checked = draft(store)
     stop = threading.Event()
     seen: set[int] = set()
@@ -447,13 +491,20 @@ def test_uploads_at_the_same_moment_leave_one_whole_voice(store: VoiceStore, tmp
 
     def write(value: int) -> None:
         for _ in range(6):
-            store.save(VoiceDraft("anna", "", str(value), checked.recording), np.full((50, 3), value), codec="tiny")
+            store.save(
+                VoiceDraft("anna", "", str(value), checked.recording),
+                np.full((50, 3), value),
+                codec="tiny",
+            )
 
     write(1)
     failures: list[threading.ExceptHookArgs] = []
     threading.excepthook, original = failures.append, threading.excepthook
     try:
-        reader, writers = threading.Thread(target=read), [threading.Thread(target=write, args=(i,)) for i in (2, 3)]
+        reader, writers = (
+            threading.Thread(target=read),
+            [threading.Thread(target=write, args=(i,)) for i in (2, 3)],
+        )
         for thread in (reader, *writers):
             thread.start()
         for thread in writers:

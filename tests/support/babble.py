@@ -55,7 +55,12 @@ def tokenizer() -> dict[str, object]:
         }
         for i, name in enumerate(SPECIAL)
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     vocab = {symbol: i for i, symbol in enumerate(byte_alphabet())}
     model = {
         "type": "BPE",
@@ -143,13 +148,17 @@ def talker_tensors(rng: np.random.Generator) -> dict[str, Array]:
     # The final norm's bias dominates the depth output, so that the stop head's two logits are
     # nearly constant.
     final_bias = rng.standard_normal(HIDDEN).astype(np.float32)
-    half_gap = 0.5 * np.log(STOP_PROBABILITY / (1 - STOP_PROBABILITY)) / float(final_bias @ final_bias)
+    half_gap = (
+        0.5 * np.log(STOP_PROBABILITY / (1 - STOP_PROBABILITY)) / float(final_bias @ final_bias)
+    )
     tensors: dict[str, Array] = {
         "transformer.embed_tokens.weight": normal(VOCAB, HIDDEN),
         "transformer.norm.weight": ones,
         "local_transformer.ln_f.weight": ones * np.float32(0.1),
         "local_transformer.ln_f.bias": final_bias,
-        "local_text_lm_head.weight": np.stack([-half_gap * final_bias, half_gap * final_bias]).astype(np.float32),
+        "local_text_lm_head.weight": np.stack(
+            [-half_gap * final_bias, half_gap * final_bias]
+        ).astype(np.float32),
     }
     for i in range(LAYERS):
         layer = f"transformer.layers.{i}"
@@ -189,8 +198,14 @@ def make_babble(folder: Path) -> None:
     out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(talker_config(), indent=1) + "\n", encoding="utf-8")
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(), ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(talker_config(), indent=1) + "\n", encoding="utf-8"
+    )
+    (folder / "tokenizer.json").write_text(
+        json.dumps(tokenizer(), ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     weights = folder / "model.safetensors"
     save_file(talker_tensors(np.random.default_rng(20261129)), weights, metadata={"format": "pt"})
-    weights.chmod(0o644)  # safetensors makes it 0600, which an installation for several users could not read
+    weights.chmod(
+        0o644
+    )  # safetensors makes it 0600, which an installation for several users could not read

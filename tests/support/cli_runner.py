@@ -45,7 +45,9 @@ def run(*arguments: str | bytes, stdin: bytes = b"") -> Done:
     streams = [io.TextIOWrapper(io.BytesIO(data), encoding="utf-8") for data in (stdin, b"", b"")]
     streams[2].reconfigure(errors="backslashreplace")  # as the interpreter sets up standard error
     argv = ["hocket", *map(os.fsdecode, arguments)]
-    with mock.patch.multiple(sys, argv=argv, stdin=streams[0], stdout=streams[1], stderr=streams[2]):
+    with mock.patch.multiple(
+        sys, argv=argv, stdin=streams[0], stdout=streams[1], stderr=streams[2]
+    ):
         try:
             main()
         except SystemExit as left:

@@ -55,10 +55,14 @@ def assert_equal(actual: Tensor | Rows8, expected: Tensor | Rows8) -> None:
 def assert_fp8_equal(found: Tensor | Rows8, wanted: Tensor | Rows8) -> None:
     actual, expected = rows8(found), rows8(wanted)
     assert torch.equal(actual.scales.cpu(), expected.scales.cpu())
-    assert torch.equal(actual.values.view(torch.uint8).cpu(), expected.values.view(torch.uint8).cpu())
+    assert torch.equal(
+        actual.values.view(torch.uint8).cpu(), expected.values.view(torch.uint8).cpu()
+    )
 
 
-def some_product(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, bias: bool, seed: int) -> Scaled:
+def some_product(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, bias: bool, seed: int
+) -> Scaled:
     """An 8-bit matrix whose rows and columns have many scales; dequantised values are around 1."""
     noise = torch.Generator().manual_seed(seed)
     product = 1e4 * torch.randn(shape, generator=noise)

@@ -72,17 +72,25 @@ def tone(info: EngineInfo, request: SpeechRequest, first: int, count: int) -> ND
     frame_samples = round(info.frame_seconds * info.sample_rate)
     time_S = np.arange(first * frame_samples, (first + count) * frame_samples) / info.sample_rate
     pitch = 200 + (request.seed or 0) % 400
-    return np.tile((0.4 * np.sin(2 * math.pi * pitch * time_S)).astype(np.float32), (info.channels, 1))
+    return np.tile(
+        (0.4 * np.sin(2 * math.pi * pitch * time_S)).astype(np.float32), (info.channels, 1)
+    )
 
 
 def silence(info: EngineInfo, request: SpeechRequest, first: int, count: int) -> Samples:
     """Frames of zeros, [C, S]."""
-    return np.zeros((info.channels, count * round(info.frame_seconds * info.sample_rate)), info.samples)
+    return np.zeros(
+        (info.channels, count * round(info.frame_seconds * info.sample_rate)), info.samples
+    )
 
 
 def characters(request: SpeechRequest) -> int:
     """A frame per character, up to `max_frames`."""
-    return len(request.text) if request.max_frames is None else min(len(request.text), request.max_frames)
+    return (
+        len(request.text)
+        if request.max_frames is None
+        else min(len(request.text), request.max_frames)
+    )
 
 
 @dataclass(slots=True)
@@ -163,7 +171,12 @@ class FakeSpeaker:
         return tone(self.described, request, 0, self.length(request))
 
     def add(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> str:
         if self.error is not None:
             raise type(self.error)(self.error.message, param=self.error.param)
@@ -172,7 +185,9 @@ class FakeSpeaker:
         for reference in request.references:
             if load_reference_codes(reference) is None:
                 limits = ReferenceLimits.of(self.described)
-                prepare_reference(reference, sample_rate=self.sample_rate, channels=self.channels, limits=limits)
+                prepare_reference(
+                    reference, sample_rate=self.sample_rate, channels=self.channels, limits=limits
+                )
         frames = self.length(request)
         self.requests.append(request)
         name = request_id or f"{len(self.requests)}"
@@ -249,7 +264,12 @@ class FakeEngine(FakeSpeaker):
         return self.described
 
     def add(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> str:
         time.sleep(self.add_seconds)
         return super().add(request, request_id=request_id, priority=priority, streaming=streaming)
@@ -283,7 +303,12 @@ class FakePool(FakeSpeaker):
         return [WorkerStatus(self.state, self.rows, self.open_requests)]
 
     async def submit(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> SpeechStream:
         if self.state != "ready":
             raise EngineStoppedError(f"the engine is {self.state}; try again later")
@@ -297,7 +322,9 @@ class FakePool(FakeSpeaker):
             return [None]
         return [Stats(_stats(self, 0), 1, self.open_requests)]
 
-    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
+    async def encode(
+        self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None
+    ) -> NDArray[np.int64]:
         if self.error is not None:
             raise self.error
         frames = -(-samples_CS.shape[1] // self.frame_samples)
@@ -324,7 +351,11 @@ class FakePool(FakeSpeaker):
         """Hand over all that is due by now."""
         while chunks := self.due_chunks():
             for chunk in chunks:
-                stream = self._streams[chunk.request_id] if chunk.end is None else self._streams.pop(chunk.request_id)
+                stream = (
+                    self._streams[chunk.request_id]
+                    if chunk.end is None
+                    else self._streams.pop(chunk.request_id)
+                )
                 stream.put(chunk)
         if not self.idle:
             self._soon(self.due_seconds())
@@ -333,5 +364,9 @@ class FakePool(FakeSpeaker):
 def _stats(speaker: FakeSpeaker, steps: int) -> EngineStats:
     counts = dict.fromkeys(SchedulerStats.__dataclass_fields__, 0) | {"running": speaker.running}
     return EngineStats.of(
-        Meter(steps=steps), SchedulerStats(**counts), preparing=0, reference_hits=0, reference_misses=0
+        Meter(steps=steps),
+        SchedulerStats(**counts),
+        preparing=0,
+        reference_hits=0,
+        reference_misses=0,
     )

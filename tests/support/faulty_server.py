@@ -75,7 +75,9 @@ def recognise(samples_S: NDArray[np.float32], rate: int) -> str:
             continue
         power = np.abs(np.fft.rfft(symbol * np.hanning(len(symbol)), 8192))
         hertz = power.argmax() * rate / 8192
-        text.append(ALPHABET[min(len(ALPHABET) - 1, max(0, round((hertz - _LOWEST_HZ) / _STEP_HZ)))])
+        text.append(
+            ALPHABET[min(len(ALPHABET) - 1, max(0, round((hertz - _LOWEST_HZ) / _STEP_HZ)))]
+        )
     return "".join(text)
 
 
@@ -113,7 +115,10 @@ class FaultyServer:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             lines = head.split("\r\n")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+            headers = {
+                name.lower(): value.strip()
+                for name, _, value in (line.partition(":") for line in lines[1:])
+            }
             body = await reader.readexactly(int(headers.get("content-length", "0")))
             self.open_now += 1
             self.max_open = max(self.max_open, self.open_now)
@@ -126,12 +131,22 @@ class FaultyServer:
         finally:
             writer.close()
 
-    async def _route(self, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _route(
+        self, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
+    ) -> None:
         if path == "/v1/audio/transcriptions":
             data = body[body.index(b"RIFF") :]
             samples = np.frombuffer(data[44 : 44 + int.from_bytes(data[40:44], "little")], "<i2")
-            text = recognise(samples.astype(np.float32) / np.float32(32768), int.from_bytes(data[24:28], "little"))
-            await _send(writer, 200, {"Content-Type": "application/json"}, json.dumps({"text": text}).encode())
+            text = recognise(
+                samples.astype(np.float32) / np.float32(32768),
+                int.from_bytes(data[24:28], "little"),
+            )
+            await _send(
+                writer,
+                200,
+                {"Content-Type": "application/json"},
+                json.dumps({"text": text}).encode(),
+            )
         elif path == "/metrics":
             await _send(writer, 200, {"Content-Type": "text/plain"}, self._metrics())
         elif path == "/v1/audio/speech":
@@ -147,7 +162,8 @@ class FaultyServer:
             "# TYPE hocket_first_audio_seconds histogram\n"
             f'hocket_first_audio_seconds_bucket{{le="0.1"}} {count}\n'
             f'hocket_first_audio_seconds_bucket{{le="+Inf"}} {count}\n'
-            f"hocket_first_audio_seconds_sum {0.02 * count}\nhocket_first_audio_seconds_count {count}\n"
+            f"hocket_first_audio_seconds_sum {0.02 * count}\nhocket_first_audio_seconds_count "
+            f"{count}\n"
         ).encode()
 
     async def _speech(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -163,7 +179,9 @@ class FaultyServer:
             return
         await self._raw(text, fault, request["response_format"], writer)
 
-    async def _raw(self, text: str, fault: str, response_format: str, writer: asyncio.StreamWriter) -> None:
+    async def _raw(
+        self, text: str, fault: str, response_format: str, writer: asyncio.StreamWriter
+    ) -> None:
         if fault in {"status", "busy", "json"}:
             status = {"status": 500, "busy": 503, "json": 200}[fault]
             error = json.dumps({"error": {"message": "it broke", "code": "broken"}}).encode()
@@ -179,7 +197,10 @@ class FaultyServer:
         if fault == "no_rate":
             headers = {"Content-Type": "audio/pcm"}
         body = samples.astype("<i2").tobytes()
-        if fault in {"wav_for_pcm", "wav_cut", "wav_lies", "wav_headers"} or response_format == "wav":
+        if (
+            fault in {"wav_for_pcm", "wav_cut", "wav_lies", "wav_headers"}
+            or response_format == "wav"
+        ):
             headers["Content-Type"] = "audio/wav"
             body = _wav_body(samples, fault)
         if fault == "empty":
@@ -206,13 +227,27 @@ class FaultyServer:
         await writer.drain()
 
     async def _events(self, text: str, fault: str, writer: asyncio.StreamWriter) -> None:
-        _start(writer, 200, {"Content-Type": "text/event-stream", "X-Sample-Rate": str(RATE), "Connection": "close"})
+        _start(
+            writer,
+            200,
+            {
+                "Content-Type": "text/event-stream",
+                "X-Sample-Rate": str(RATE),
+                "Connection": "close",
+            },
+        )
         samples = speak(text)
         for piece in np.array_split(samples, _CHUNKS):
             data = wav(piece) if fault == "wav_events" else piece.astype("<i2").tobytes()
-            event: dict[str, Any] = {"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}
+            event: dict[str, Any] = {
+                "type": "speech.audio.delta",
+                "audio": base64.b64encode(data).decode(),
+            }
             if fault == "wav_events":
-                event = {"object": "audio.speech.chunk", "audio": {"data": event["audio"], "format": "wav"}}
+                event = {
+                    "object": "audio.speech.chunk",
+                    "audio": {"data": event["audio"], "format": "wav"},
+                }
             writer.write(f"data: {json.dumps(event)}\n\n".encode())
             await writer.drain()
         last: dict[str, Any] = {"type": "speech.audio.done", "sample_rate": RATE, "channels": 1}
@@ -232,7 +267,9 @@ def _spoilt(samples: NDArray[np.int16], fault: str) -> NDArray[np.int16]:
         return np.zeros_like(samples)
     if fault == "long_silence":
         middle = len(samples) // 2
-        return np.concatenate([samples[:middle], np.zeros(round(1.2 * RATE), np.int16), samples[middle:]])
+        return np.concatenate(
+            [samples[:middle], np.zeros(round(1.2 * RATE), np.int16), samples[middle:]]
+        )
     if fault == "clipped":
         return np.asarray(np.clip(samples.astype(np.int32) * 20, -32768, 32767), np.int16)
     return samples
@@ -255,7 +292,9 @@ def _start(writer: asyncio.StreamWriter, status: int, headers: dict[str, str]) -
     writer.write(f"HTTP/1.1 {status} X\r\n{lines}\r\n".encode())
 
 
-async def _send(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], body: bytes) -> None:
+async def _send(
+    writer: asyncio.StreamWriter, status: int, headers: dict[str, str], body: bytes
+) -> None:
     _start(writer, status, {**headers, "Content-Length": str(len(body)), "Connection": "close"})
     writer.write(body)
     await writer.drain()

@@ -44,7 +44,11 @@ def _imported(module: str) -> Iterator[str]:
 
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Every node below `node` that may run."""
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+    if (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    ):
         return
     yield node
     for child in ast.iter_child_nodes(node):
@@ -64,7 +68,9 @@ def with_packages(module: str) -> Iterator[str]:
 
 
 def reachable(*starts: str) -> set[str]:
-    """Modules that importing `starts` may load, directly or through others, foreign ones included."""
+    """Modules that importing `starts` may load, directly or through others, foreign ones
+    included.
+    """
     seen: set[str] = set()
     waiting = [name for start in starts for name in with_packages(start)]
     while waiting:

@@ -91,7 +91,11 @@ def chain_config(
         },
     }
     if channels is not None:
-        raw |= {"number_channels": channels, "enable_channel_interleave": channels > 1, "compute_dtype": "fp32"}
+        raw |= {
+            "number_channels": channels,
+            "enable_channel_interleave": channels > 1,
+            "compute_dtype": "fp32",
+        }
     outs = [*widths[:-1], 12]
     encoder: list[dict[str, Any]] = []
     decoder: list[dict[str, Any]] = []
@@ -159,7 +163,9 @@ def random_codes(codec: MossCodec, *shape: int, seed: int = 1) -> Tensor:
 
 
 def random_samples(codec: MossCodec, samples: int, seed: int = 2) -> Tensor:
-    return torch.randn(codec.config.channels, samples, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        codec.config.channels, samples, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def whole_wave(codec: MossCodec, codes_TN: Tensor) -> Tensor:
@@ -182,5 +188,8 @@ def stream(codec: MossCodec, codes_TN: Tensor, schedule: Sequence[int]) -> Tenso
     """Decodes one stream chunk by chunk on row 1 of three."""
     state = poison(codec.new_decoder_state(3, max(schedule)))
     row_B = torch.tensor([1])
-    chunks = [codec.decode(chunk_TN[None], state, row_B)[0] for chunk_TN in torch.split(codes_TN, list(schedule))]
+    chunks = [
+        codec.decode(chunk_TN[None], state, row_B)[0]
+        for chunk_TN in torch.split(codes_TN, list(schedule))
+    ]
     return torch.cat(chunks, dim=-1)

@@ -42,8 +42,10 @@ def full_config() -> dict[str, Any]:
     raw = raw_config()
     raw["encoder_config"] = {"model_type": "mimi"}
     raw["decoder_config"] |= {
-        "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536, "hidden_size": 512,
-        "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536,
+        "hidden_size": 512,
+        "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16,
+        "num_key_value_heads": 16,
         "num_hidden_layers": 8, "sliding_window": 72,
     }  # fmt: skip
     return raw
@@ -99,7 +101,9 @@ def random_pair(raw: dict[str, Any], folder: Path, seed: int = 0) -> Pair:
         fan_in = max(1, noise[0].numel()) if noise.dim() > 1 else 1
         return noise if "codebook" in name else noise * 0.7 / fan_in**0.5
 
-    tensors = {entry.names[0]: draw(entry.names[0], entry.shape) for entry in codec_weight_table(config)}
+    tensors = {
+        entry.names[0]: draw(entry.names[0], entry.shape) for entry in codec_weight_table(config)
+    }
     tensors |= {name: torch.zeros(1) for name in unread_tensors(config)}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
@@ -108,7 +112,9 @@ def random_pair(raw: dict[str, Any], folder: Path, seed: int = 0) -> Pair:
 
 
 def random_codes(codec: Qwen3Codec, *shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(0, codec.config.codebook_size, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, codec.config.codebook_size, shape, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def random_samples(samples: int, seed: int = 2) -> Tensor:
@@ -134,7 +140,10 @@ def stream(codec: Qwen3Codec, codes_TN: Tensor, schedule: Sequence[int]) -> Tens
     """Decodes one stream chunk by chunk on row 1 of three: [S]."""
     state = poison(codec.new_decoder_state(3, max(schedule)))
     row_B = torch.tensor([1])
-    chunks = [codec.decode(chunk_TN[None], state, row_B)[0, 0] for chunk_TN in torch.split(codes_TN, list(schedule))]
+    chunks = [
+        codec.decode(chunk_TN[None], state, row_B)[0, 0]
+        for chunk_TN in torch.split(codes_TN, list(schedule))
+    ]
     return torch.cat(chunks)
 
 
@@ -146,22 +155,56 @@ def whole_wave(codec: Qwen3Codec, codes_TN: Tensor) -> Tensor:
 def _small(decoder: dict[str, Any], encoder: dict[str, Any], n_codebooks: int) -> dict[str, Any]:
     """A codec of 12 samples a frame at 120 Hz."""
     raw = raw_config()
-    raw |= {"input_sample_rate": 120, "output_sample_rate": 120, "encoder_valid_num_quantizers": n_codebooks}
+    raw |= {
+        "input_sample_rate": 120,
+        "output_sample_rate": 120,
+        "encoder_valid_num_quantizers": n_codebooks,
+    }
     raw |= {"encode_downsample_rate": 12, "decode_upsample_rate": 12}
-    raw["decoder_config"] |= {"num_quantizers": n_codebooks, "codebook_size": 32, "decoder_dim": 16} | decoder
-    raw["encoder_config"] |= {"sampling_rate": 120, "upsampling_ratios": [3, 2], "codebook_size": 32} | encoder
+    raw["decoder_config"] |= {
+        "num_quantizers": n_codebooks,
+        "codebook_size": 32,
+        "decoder_dim": 16,
+    } | decoder
+    raw["encoder_config"] |= {
+        "sampling_rate": 120,
+        "upsampling_ratios": [3, 2],
+        "codebook_size": 32,
+    } | encoder
     return raw
 
 
 SHAPES: dict[str, dict[str, Any]] = {
     "shared-keys-and-no-projection": _small(
-        {"num_key_value_heads": 2, "sliding_window": 3, "upsample_rates": [3, 2], "upsampling_ratios": [2]},
-        {"num_key_value_heads": 2, "hidden_size": 16, "head_dim": 4, "num_filters": 6, "num_semantic_quantizers": 2},
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": 3,
+            "upsample_rates": [3, 2],
+            "upsampling_ratios": [2],
+        },
+        {
+            "num_key_value_heads": 2,
+            "hidden_size": 16,
+            "head_dim": 4,
+            "num_filters": 6,
+            "num_semantic_quantizers": 2,
+        },
         4,
     ),
     "deeper-residuals": _small(
-        {"sliding_window": 1, "upsample_rates": [2], "upsampling_ratios": [3, 2], "num_hidden_layers": 1},
-        {"num_residual_layers": 2, "residual_kernel_size": 5, "kernel_size": 3, "last_kernel_size": 5, "compress": 1},
+        {
+            "sliding_window": 1,
+            "upsample_rates": [2],
+            "upsampling_ratios": [3, 2],
+            "num_hidden_layers": 1,
+        },
+        {
+            "num_residual_layers": 2,
+            "residual_kernel_size": 5,
+            "kernel_size": 3,
+            "last_kernel_size": 5,
+            "compress": 1,
+        },
         7,
     ),
 }

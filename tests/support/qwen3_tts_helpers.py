@@ -50,17 +50,29 @@ class _Whole(nn.Module):
     def __init__(self, config: Qwen3TtsConfig, others: dict[str, tuple[int, ...]]) -> None:
         super().__init__()
         self.talker = Qwen3TtsTalker(config)
-        self.others = nn.ParameterDict({name.replace(".", "/"): torch.empty(shape) for name, shape in others.items()})
+        self.others = nn.ParameterDict(
+            {name.replace(".", "/"): torch.empty(shape) for name, shape in others.items()}
+        )
 
 
 @cache
 def checkpoint(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
     folder = GOLDEN / name
     config = Qwen3TtsConfig.from_dict(json.loads((folder / "config.json").read_text()))
-    others = {key: tensor.shape for key, tensor in stored_tensors(folder).items() if key.startswith("speaker_encoder.")}
+    others = {
+        key: tensor.shape
+        for key, tensor in stored_tensors(folder).items()
+        if key.startswith("speaker_encoder.")
+    }
     table = talker_weight_table(config, dtype)
-    table = [WeightEntry(f"talker.{entry.parameter}", entry.names, entry.shape, entry.dtype) for entry in table]
-    table += [WeightEntry(f"others.{key.replace('.', '/')}", (key,), shape, dtype) for key, shape in others.items()]
+    table = [
+        WeightEntry(f"talker.{entry.parameter}", entry.names, entry.shape, entry.dtype)
+        for entry in table
+    ]
+    table += [
+        WeightEntry(f"others.{key.replace('.', '/')}", (key,), shape, dtype)
+        for key, shape in others.items()
+    ]
     with torch.device("meta"):
         whole = _Whole(config, others)
     load_weights(whole, folder, table, device=CPU)
@@ -113,7 +125,10 @@ def case(folder: str, name: str, number: int) -> Case:
     """The golden case's arguments, in the words of `SpeechRequest`."""
     of = checkpoint(folder)
     entry = of.cases[name]
-    asked = {key: value[number] if isinstance(value, list) else value for key, value in entry["request"].items()}
+    asked = {
+        key: value[number] if isinstance(value, list) else value
+        for key, value in entry["request"].items()
+    }
     is_base = of.config.kind == "base"
     streaming = None if "non_streaming_mode" not in asked else not asked["non_streaming_mode"]
     request = SpeechRequest(
@@ -131,7 +146,14 @@ def case(folder: str, name: str, number: int) -> Case:
         codes = [of.tensors[f"{name}/ref/codes{number}"].numpy()] if request.is_continuation else []
     settings = entry["generate_kwargs"]
     return Case(
-        of, name, number, request, codes, voices, settings["repetition_penalty"], settings["max_new_tokens"] - 1
+        of,
+        name,
+        number,
+        request,
+        codes,
+        voices,
+        settings["repetition_penalty"],
+        settings["max_new_tokens"] - 1,
     )
 
 
@@ -158,22 +180,34 @@ def speak(
     lengths = [len(prompt.rows) for prompt in prompts]
     each = -(-(max(lengths) + max_frames) // page_rows)
     kv = KVPages.allocate(
-        config.layers, 1 + count * each, page_rows, config.kv_heads, config.head_dim, torch.float32, CPU
+        config.layers,
+        1 + count * each,
+        page_rows,
+        config.kv_heads,
+        config.head_dim,
+        torch.float32,
+        CPU,
     )
     kv.keys.fill_(torch.nan)
     kv.values.fill_(torch.nan)
     table_BP = 1 + torch.arange(count * each).view(count, each)
 
     def run(x_BTD: Tensor, starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        return talker.backbone(x_BTD, kv, PagedBatch(table_BP, torch.tensor(starts), torch.tensor(counts)))
+        return talker.backbone(
+            x_BTD, kv, PagedBatch(table_BP, torch.tensor(starts), torch.tensor(counts))
+        )
 
-    rows_BTR = nn.utils.rnn.pad_sequence([torch.from_numpy(prompt.rows) for prompt in prompts], batch_first=True)
+    rows_BTR = nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(prompt.rows) for prompt in prompts], batch_first=True
+    )
     voice_BD = torch.stack([torch.from_numpy(prompt.voice) for prompt in prompts])
     hidden_BD = torch.full((count, config.hidden_size), torch.nan)
     for start in range(0, max(lengths), chunk):
         counts = [min(max(length - start, 0), chunk) for length in lengths]
         out_BTD = run(
-            talker.embed(rows_BTR[:, start : start + chunk], voice_BD), [min(start, n) for n in lengths], counts
+            talker.embed(rows_BTR[:, start : start + chunk], voice_BD),
+            [min(start, n) for n in lengths],
+            counts,
         )
         for b, rows in enumerate(counts):
             if rows:
@@ -192,10 +226,15 @@ def speak(
         seen_BNV.scatter_(2, codes_BN[..., None], True)
         text_B = torch.tensor(
             [
-                int(prompt.frame_texts[frame]) if frame < len(prompt.frame_texts) else config.frame_text_id
+                int(prompt.frame_texts[frame])
+                if frame < len(prompt.frame_texts)
+                else config.frame_text_id
                 for prompt in prompts
             ]
         )
         starts = [length + frame for length in lengths]
         hidden_BD = run(talker.embed_frame(codes_BN, text_B)[:, None], starts, [1] * count)[:, 0]
-    return [torch.stack(rows) if rows else torch.empty(0, config.n_vq, dtype=torch.int64) for rows in frames]
+    return [
+        torch.stack(rows) if rows else torch.empty(0, config.n_vq, dtype=torch.int64)
+        for rows in frames
+    ]

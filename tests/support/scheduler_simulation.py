@@ -16,7 +16,14 @@ from hocket.config import ChunkPolicy
 from hocket.core import FinishReason
 from hocket.engine.scheduling.config import SchedulerConfig
 from hocket.engine.scheduling.memory import SCRATCH_PAGE
-from hocket.engine.scheduling.request import NO_ROW, DecodeBatch, FrameBatch, PrefillItem, Request, RequestState
+from hocket.engine.scheduling.request import (
+    NO_ROW,
+    DecodeBatch,
+    FrameBatch,
+    PrefillItem,
+    Request,
+    RequestState,
+)
 from hocket.engine.scheduling.scheduler import Scheduler
 
 FRAME_SECONDS = 0.08
@@ -29,7 +36,9 @@ def prompt_of(*values: int) -> NDArray[np.int64]:
 
 
 class Simulation:
-    """One scheduler and the fake world around it. `stops[id]` is the frame whose stop flag is set."""
+    """One scheduler and the fake world around it. `stops[id]` is the frame whose stop flag
+    is set.
+    """
 
     def __init__(self, config: SchedulerConfig, chunks: ChunkPolicy | None = None) -> None:
         self.config = config
@@ -57,7 +66,12 @@ class Simulation:
     ) -> Request:
         name = f"r{len(self.live) + len(self.over)}"
         request = self.scheduler.add(
-            name, prompt, max_frames=max_frames, now=self.now, priority=priority, streaming=streaming
+            name,
+            prompt,
+            max_frames=max_frames,
+            now=self.now,
+            priority=priority,
+            streaming=streaming,
         )
         self.stops[name] = max_frames if stop_at is None else stop_at
         self.live.append(request)
@@ -79,7 +93,10 @@ class Simulation:
         if talker_is_done and self._frames_in_flight is not None:
             batch, self._frames_in_flight = self._frames_in_flight, None
             frames_B = batch.frame_index_3B[1].tolist()
-            flags = [frame >= self.stops[request.id] for request, frame in zip(batch.requests, frames_B, strict=True)]
+            flags = [
+                frame >= self.stops[request.id]
+                for request, frame in zip(batch.requests, frames_B, strict=True)
+            ]
             scheduler.collect_frames(batch, flags, self.now)
         if codec_is_done and self._decodes_in_flight:
             scheduler.collect_decode(self._decodes_in_flight.popleft(), self.now)
@@ -122,7 +139,11 @@ class Simulation:
             if item.start < request.prompt_rows:
                 assert item.start % self.config.page_rows == 0
                 assert stop <= request.prompt_rows
-            end = request.prompt_rows if stop <= request.prompt_rows else request.prompt_rows + request.launched
+            end = (
+                request.prompt_rows
+                if stop <= request.prompt_rows
+                else request.prompt_rows + request.launched
+            )
             assert stop == end or stop % self.config.page_rows == 0
             # Rows before the item exist at launch, or a launch before this one has made them.
             for row in range(item.start):
@@ -137,11 +158,15 @@ class Simulation:
         assert batch.frame_index_3B.shape == (3, len(batch.requests))
         assert len(np.unique(batch.frame_index_3B[0])) == len(batch.requests)
         assert batch.requests == sorted(batch.requests, key=lambda request: request.sort_key)
-        for request, (row, frame, start) in zip(batch.requests, batch.frame_index_3B.T.tolist(), strict=True):
+        for request, (row, frame, start) in zip(
+            batch.requests, batch.frame_index_3B.T.tolist(), strict=True
+        ):
             assert request.state is RequestState.RUNNING
             assert (row, start) == (request.row, request.prompt_rows + frame)
             assert frame < request.max_frames
-            assert request.launched - request.collected == 1, "launched before the last frame was read"
+            assert request.launched - request.collected == 1, (
+                "launched before the last frame was read"
+            )
             for before in range(start):
                 self._check_row(request, before)
             self._write(request, start)
@@ -160,7 +185,11 @@ class Simulation:
         self.decode_batches.append(batch)
 
     def _release(self) -> None:
-        in_flight = {r.id for r in self._frames_in_flight.requests} if self._frames_in_flight is not None else set()
+        in_flight = (
+            {r.id for r in self._frames_in_flight.requests}
+            if self._frames_in_flight is not None
+            else set()
+        )
         in_flight |= {item.request.id for b in self._decodes_in_flight for item in b.items}
         for request in self.scheduler.release_finished():
             assert request.id not in in_flight
@@ -171,7 +200,9 @@ class Simulation:
             if request.finish_reason in ("stop", "length"):
                 expected = min(self.stops[request.id], request.max_frames)
                 assert request.frames == expected
-                assert request.finish_reason == ("stop" if self.stops[request.id] < request.max_frames else "length")
+                assert request.finish_reason == (
+                    "stop" if self.stops[request.id] < request.max_frames else "length"
+                )
             if request.wants_audio and self.scheduler._decodes is not None:
                 assert self._decoded[request.id] == request.frames
 
@@ -189,4 +220,6 @@ class Simulation:
         self._kv[self._place(request, row)] = self._content(request, row)
 
     def _check_row(self, request: Request, row: int) -> None:
-        assert self._kv.get(self._place(request, row)) == self._content(request, row), f"{request.id} row {row}"
+        assert self._kv.get(self._place(request, row)) == self._content(request, row), (
+            f"{request.id} row {row}"
+        )

@@ -7,11 +7,17 @@ CASES: dict[str, tuple[tuple[str, str], ...]] = {
         ("I have 3 apples.", "I have three apples."),
         ("0", "zero"),
         ("It took 105 steps.", "It took one hundred and five steps."),
-        ("1,234,567 people", "one million two hundred and thirty-four thousand five hundred and sixty-seven people"),
+        (
+            "1,234,567 people",
+            "one million two hundred and thirty-four thousand five hundred and sixty-seven people",
+        ),
         ("Agent 007", "Agent zero zero seven"),
         ("It was -5 outside.", "It was minus five outside."),
         ("minus sign: −12", "minus sign: minus twelve"),
-        ("12345678901234567", "one two three four five six seven eight nine zero one two three four five six seven"),
+        (
+            "12345678901234567",
+            "one two three four five six seven eight nine zero one two three four five six seven",
+        ),
         ("Take 3; leave 4.", "Take three; leave four."),
         ("I've got 99 problems", "I've got ninety-nine problems"),
         ("room 101's door", "room one hundred and one's door"),
@@ -166,16 +172,28 @@ CASES: dict[str, tuple[tuple[str, str], ...]] = {
         ("+44 20 7946 0958", "plus four four, two zero, seven nine four six, zero nine five eight"),
         ("Call 911!", "Call nine one one!"),
         ("the code is 4071", "the code is four zero seven one"),
-        ("Call 1-800-555-0199 now", "Call one, eight zero zero, five five five, zero one nine nine now"),
+        (
+            "Call 1-800-555-0199 now",
+            "Call one, eight zero zero, five five five, zero one nine nine now",
+        ),
         ("R2-D2", "R two D two"),
-        ("978-3-16-148410-0", "nine seven eight, three, one six, one four eight four one zero, zero"),
+        (
+            "978-3-16-148410-0",
+            "nine seven eight, three, one six, one four eight four one zero, zero",
+        ),
     ),
     "addresses": (
         ("Visit https://www.example.com/a-b.", "Visit W W W dot example dot com slash a dash b."),
         ("mail me@foo.org now", "mail me at foo dot org now"),
         ("see example.com, please", "see example dot com, please"),
-        ("http://foo.bar/baz?x=1&y=2", "foo dot bar slash baz question mark x equals one and y equals two"),
-        ("john_doe99@mail.example.co.uk", "john underscore doe ninety-nine at mail dot example dot co dot uk"),
+        (
+            "http://foo.bar/baz?x=1&y=2",
+            "foo dot bar slash baz question mark x equals one and y equals two",
+        ),
+        (
+            "john_doe99@mail.example.co.uk",
+            "john underscore doe ninety-nine at mail dot example dot co dot uk",
+        ),
     ),
     "acronyms": (
         ("The FBI and NASA", "The F B I and NASA"),

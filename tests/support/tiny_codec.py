@@ -16,7 +16,11 @@ from training.teacher import FRAME_SAMPLES
 def stage(input_dim: int, width: int, output_dim: int) -> dict[str, Any]:
     template: dict[str, Any] = json.loads(CONFIG.read_text())["model"]["encoder_kwargs"][1]
     sizes = {"input_dimension": input_dim, "d_model": width, "output_dimension": output_dim}
-    return template | sizes | {"num_heads": 2, "num_layers": 1, "dim_feedforward": 2 * width, "context_duration": 0.32}
+    return (
+        template
+        | sizes
+        | {"num_heads": 2, "num_layers": 1, "dim_feedforward": 2 * width, "context_duration": 0.32}
+    )
 
 
 def tiny_recipe() -> Recipe:
@@ -32,12 +36,19 @@ def tiny_recipe() -> Recipe:
         "input_dim": 32, "rvq_dim": 32, "output_dim": 32, "num_quantizers": 3, "codebook_size": 64,
     }  # fmt: skip
     raw["train"] |= {
-        "batch": 6, "segment_frames": 6, "adversarial_frames": 2, "validation_seconds": 4.0, "validation_segments": 6,
-        "generator_lr": 2e-3, "warmup_steps": 5, "adversarial_ramp_steps": 5, "log_every": 5, "revive_every": 5,
+        "batch": 6, "segment_frames": 6, "adversarial_frames": 2, "validation_seconds": 4.0,
+        "validation_segments": 6,
+        "generator_lr": 2e-3, "warmup_steps": 5, "adversarial_ramp_steps": 5, "log_every": 5,
+        "revive_every": 5,
     }  # fmt: skip
     for stage_of_training in ("start", "frozen"):
         raw["train"][stage_of_training]["batch"] = 6
-    raw["discriminator"] = {"periods": [3], "period_channels": [8, 8], "ffts": [256], "spectral_channels": [4, 4]}
+    raw["discriminator"] = {
+        "periods": [3],
+        "period_channels": [8, 8],
+        "ffts": [256],
+        "spectral_channels": [4, 4],
+    }
     return Recipe.model_validate_json(json.dumps(raw))
 
 

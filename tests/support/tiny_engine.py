@@ -77,7 +77,9 @@ def patient_talker() -> LoadedTalker:
         return logits(self, y0_BD)
 
     with mock.patch.object(MossLocalTalker, "stop_logits", record):
-        engine(EAGER, talker()).generate_many([SpeechRequest(text=f"Text {i}.", seed=i) for i in range(8)])
+        engine(EAGER, talker()).generate_many(
+            [SpeechRequest(text=f"Text {i}.", seed=i) for i in range(8)]
+        )
     mean_D = torch.cat(seen).mean(0)
     weight_2D = stop_head_weight()
     weight_2D[1 - STOP] += 3.0 * mean_D / mean_D.norm()
@@ -115,7 +117,11 @@ class TickingClock:
 
 
 def engine(
-    config: EngineConfig, model: LoadedTalker, *, with_codec: bool = True, clock: TickingClock | None = None
+    config: EngineConfig,
+    model: LoadedTalker,
+    *,
+    with_codec: bool = True,
+    clock: TickingClock | None = None,
 ) -> Engine:
     rate = model.talker.config.sampling_rate
     own_codec = next(one for one in (codec(), tiny_qwen3.codec()) if one.config.sample_rate == rate)
@@ -157,7 +163,9 @@ class Heard:
 
     @property
     def all_samples(self) -> Samples:
-        return np.concatenate([np.zeros((self.engine.channels, 0), self.engine.config.samples), *self.samples], axis=1)
+        return np.concatenate(
+            [np.zeros((self.engine.channels, 0), self.engine.config.samples), *self.samples], axis=1
+        )
 
     @property
     def reason(self) -> str:
@@ -193,13 +201,22 @@ class Listener:
         def record_and_launch(
             batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()
         ) -> FramesInFlight:
-            for request, frame in zip(batch.requests, batch.frame_index_3B[1].tolist(), strict=True):
+            for request, frame in zip(
+                batch.requests, batch.frame_index_3B[1].tolist(), strict=True
+            ):
                 self.hidden[request.id, frame] = runner._hidden_RD[request.row].numpy().tobytes()
             return launch(batch, page_table, items)
 
         runner.launch = record_and_launch  # type: ignore[method-assign]
 
-    def add(self, request: SpeechRequest, *, priority: int = 0, streaming: bool = True, name: str | None = None) -> str:
+    def add(
+        self,
+        request: SpeechRequest,
+        *,
+        priority: int = 0,
+        streaming: bool = True,
+        name: str | None = None,
+    ) -> str:
         name = self.engine.add(request, request_id=name, priority=priority, streaming=streaming)
         assert name not in self.heard
         self.heard[name] = Heard(self.engine)
@@ -234,7 +251,9 @@ class Listener:
         assert stats.pages_free + stats.pages_kept == -(-kv_rows // config.page_rows)
 
 
-def hear(engine: Engine, requests: Iterable[SpeechRequest], *, streaming: bool = True) -> list[Heard]:
+def hear(
+    engine: Engine, requests: Iterable[SpeechRequest], *, streaming: bool = True
+) -> list[Heard]:
     """All at once, in the order given."""
     listener = Listener(engine)
     names = [listener.add(request, streaming=streaming) for request in requests]
@@ -245,7 +264,21 @@ def hear(engine: Engine, requests: Iterable[SpeechRequest], *, streaming: bool =
 
 # ---- traffic
 
-WORDS = ("the", "hocket", "takes", "one", "voice", "and", "then", "another,", "note", "by", "note;", "nobody", "waits")
+WORDS = (
+    "the",
+    "hocket",
+    "takes",
+    "one",
+    "voice",
+    "and",
+    "then",
+    "another,",
+    "note",
+    "by",
+    "note;",
+    "nobody",
+    "waits",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +306,21 @@ def calls(count: int = 64, *, more_frames: int = 0) -> list[Call]:
     codes are shared.
     """
     random = np.random.default_rng(0)
-    voices = [None, None, codes(1, 9), codes(2, 23), noise(3, 0.9), noise(4, 2.3), [codes(5, 4), noise(3, 0.9)]]
+    voices = [
+        None,
+        None,
+        codes(1, 9),
+        codes(2, 23),
+        noise(3, 0.9),
+        noise(4, 2.3),
+        [codes(5, 4), noise(3, 0.9)],
+    ]
     made = []
     for _ in range(count):
         voice = voices[random.integers(len(voices))]
-        is_continuation = voice is not None and not isinstance(voice, list) and random.random() < 0.4
+        is_continuation = (
+            voice is not None and not isinstance(voice, list) and random.random() < 0.4
+        )
         sampling = Sampling(
             temperature=float(random.choice([0.0, 0.8, 1.7])),
             top_p=float(random.choice([0.6, 0.95, 1.0])),
@@ -294,7 +337,13 @@ def calls(count: int = 64, *, more_frames: int = 0) -> list[Call]:
             seed=int(random.integers(2**62)),
             max_frames=int(random.integers(1, 31)) + more_frames,
         )
-        made.append(Call(request, priority=int(random.choice([0, 0, 0, 1, 5])), streaming=bool(random.random() < 0.7)))
+        made.append(
+            Call(
+                request,
+                priority=int(random.choice([0, 0, 0, 1, 5])),
+                streaming=bool(random.random() < 0.7),
+            )
+        )
     return made
 
 
@@ -303,7 +352,10 @@ def qwen3_calls(*, more_frames: int = 0) -> list[Call]:
     """`calls` for the other family."""
     random = np.random.default_rng(1)
     requests = tiny_qwen3.requests(WORDS, 64, more_frames)
-    return [Call(one, int(random.choice([0, 0, 0, 1, 5])), bool(random.random() < 0.7)) for one in requests]
+    return [
+        Call(one, int(random.choice([0, 0, 0, 1, 5])), bool(random.random() < 0.7))
+        for one in requests
+    ]
 
 
 #: The golden talkers that the engine's own tests run on, with the traffic for each: a family adds

@@ -58,23 +58,31 @@ def patient_talker() -> LoadedTalker:
     """
     original = talker().talker
     assert isinstance(original, Qwen3TtsTalker)
-    prompts = [talker().prompt.build(request, [], [np.ones(64, np.float32)]) for request in _plain_requests()]
+    prompts = [
+        talker().prompt.build(request, [], [np.ones(64, np.float32)])
+        for request in _plain_requests()
+    ]
     hidden: list[Tensor] = []
     with torch.no_grad():
         for prompt in prompts:
-            x_1TD = original.embed(torch.from_numpy(prompt.rows)[None], torch.from_numpy(prompt.voice)[None])
+            x_1TD = original.embed(
+                torch.from_numpy(prompt.rows)[None], torch.from_numpy(prompt.voice)[None]
+            )
             hidden.append(original.backbone(x_1TD)[0])
         mean_D = torch.cat(hidden).mean(0)
         logits_V = original.code_head(mean_D)
         codes_V, stop = logits_V[:64], original.config.codec_eos_id
         wanted = codes_V.logsumexp(0) + np.log(STOP_PROBABILITY / (1 - STOP_PROBABILITY))
         return _with_stop_weight(
-            original.code_head.weight[stop] + (wanted - logits_V[stop]) * mean_D / mean_D.dot(mean_D)
+            original.code_head.weight[stop]
+            + (wanted - logits_V[stop]) * mean_D / mean_D.dot(mean_D)
         )
 
 
 def _plain_requests() -> list[SpeechRequest]:
-    return [SpeechRequest(text=f"Text {i}.", reference=b"x", streaming_text=False) for i in range(8)]
+    return [
+        SpeechRequest(text=f"Text {i}.", reference=b"x", streaming_text=False) for i in range(8)
+    ]
 
 
 @cache

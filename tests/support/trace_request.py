@@ -83,10 +83,14 @@ def trace_http() -> list[str]:
         (notes / "sitecustomize.py").write_text(
             "from tests.support.trace_request import record_this_process\nrecord_this_process()\n"
         )
-        path = os.pathsep.join([folder, str(REPOSITORY), str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(
+            [folder, str(REPOSITORY), str(SOURCE.parent), os.environ.get("PYTHONPATH", "")]
+        )
         environment = {**os.environ, "PYTHONPATH": path, "HOCKET_TRACE_FOLDER": folder}
         command = [sys.executable, "-m", "hocket", "serve", "--port", "0"]
-        server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        server = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         try:
             _request(_ready_address(server), notes)
         finally:
@@ -100,7 +104,9 @@ def trace_http() -> list[str]:
 
 
 def record_this_process() -> None:
-    """Run in every process of the server at its start: record between the files `begin` and `end`."""
+    """Run in every process of the server at its start: record between the files `begin` and
+    `end`.
+    """
     folder, recorder = Path(os.environ["HOCKET_TRACE_FOLDER"]), Recorder()
     watcher = threading.Thread(target=_watch, args=(folder, recorder), daemon=True)
     watcher.start()
@@ -135,7 +141,15 @@ def _ready_address(server: subprocess.Popen[str]) -> str:
 
 
 def _request(address: str, notes: Path) -> None:
-    body = json.dumps({"model": "hocket-mini", "voice": "default", "input": TEXT, "seed": 7, "response_format": "wav"})
+    body = json.dumps(
+        {
+            "model": "hocket-mini",
+            "voice": "default",
+            "input": TEXT,
+            "seed": 7,
+            "response_format": "wav",
+        }
+    )
     headers = {"Content-Type": "application/json"}
     (notes / "begin").touch()
     while len(list(notes.glob("*.begun"))) < 2:
@@ -150,8 +164,12 @@ def _request(address: str, notes: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--http", action="store_true", help="through hocket serve instead of Engine.generate")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--http", action="store_true", help="through hocket serve instead of Engine.generate"
+    )
     files = trace_http() if parser.parse_args().http else trace_in_process()
     total = 0
     for file in files:

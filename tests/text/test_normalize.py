@@ -54,7 +54,8 @@ def test_other_languages_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["1", "1-", ".,", "- ", "\n ", "+1", "a.", "AB ", "$1 ", "1/", "'", "3:45 pm ", "é", "x@"]
+    "unit",
+    ["1", "1-", ".,", "- ", "\n ", "+1", "a.", "AB ", "$1 ", "1/", "'", "3:45 pm ", "é", "x@"],
 )
 def test_long_texts_take_time_in_proportion(unit: str) -> None:
     """A rule that scanned the rest of the text at every match would take 100 times as long for 10
@@ -73,24 +74,35 @@ def test_long_texts_take_time_in_proportion(unit: str) -> None:
 def test_a_request_is_spoken_once_and_only_if_it_is_wanted() -> None:
     request = SpeechRequest(text="5 km", reference="a.wav", reference_text="4 km", seed=3)
     done = normalize_request(request, "en")
-    assert (done.text, done.reference_text, done.text_front) == ("five kilometers", "four kilometers", False)
+    assert (done.text, done.reference_text, done.text_front) == (
+        "five kilometers",
+        "four kilometers",
+        False,
+    )
     assert done.model_dump(exclude={"text", "reference_text", "text_front"}) == request.model_dump(
         exclude={"text", "reference_text", "text_front"}
     )
     assert normalize_request(done, "en") is done
     assert normalize_request(request, None) is request
-    assert normalize_request(SpeechRequest(text="5 km", text_front=True), None).text == "five kilometers"
+    assert (
+        normalize_request(SpeechRequest(text="5 km", text_front=True), None).text
+        == "five kilometers"
+    )
     assert normalize_request(SpeechRequest(text="5 km", text_front=False), "en").text == "5 km"
     assert normalize_request(SpeechRequest(text="5 km", language="German"), "en").text == "5 km"
 
 
 @pytest.mark.parametrize("text", ["😀", "…?!", "*** --- ***"])
 def test_nothing_to_read_out_is_an_error(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="text has nothing that can be read out") as caught:
+    with pytest.raises(
+        InvalidRequestError, match="text has nothing that can be read out"
+    ) as caught:
         normalize_request(SpeechRequest(text=text), "en")
     assert caught.value.param == "text"
 
 
 def test_a_text_that_becomes_too_long_is_an_error() -> None:
-    with pytest.raises(InvalidRequestError, match="characters as it is read out; 100,000 is the most"):
+    with pytest.raises(
+        InvalidRequestError, match="characters as it is read out; 100,000 is the most"
+    ):
         normalize_request(SpeechRequest(text="7" * MAX_TEXT_CHARACTERS), "en")

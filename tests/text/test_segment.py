@@ -44,7 +44,18 @@ HARD = st.sampled_from(
             "한국",
             "\u1112\u1161\u11ab",
         ),
-        *("สวัสดี", "ກິນ", "\ud83d", "\ude00", "e\u0301", "word", "A", "x" * 30, "\u0301" * 30, " " * 50),
+        *(
+            "สวัสดี",
+            "ກິນ",
+            "\ud83d",
+            "\ude00",
+            "e\u0301",
+            "word",
+            "A",
+            "x" * 30,
+            "\u0301" * 30,
+            " " * 50,
+        ),
     ]
 )
 ANY_TEXT = st.lists(st.one_of(HARD, st.text(st.characters(), max_size=6)), max_size=30).map("".join)
@@ -79,16 +90,38 @@ def test_nothing_but_white_space_is_dropped(text: str, max_characters: int) -> N
 
 @settings(max_examples=200, deadline=None)
 @given(
-    words=st.lists(st.text(st.sampled_from("aZ0.,!?;。，漢字 \n"), min_size=1, max_size=20), max_size=30),
+    words=st.lists(
+        st.text(st.sampled_from("aZ0.,!?;。，漢字 \n"), min_size=1, max_size=20), max_size=30
+    ),
     max_characters=st.integers(1, 50),
 )
 def test_no_piece_is_too_long(words: list[str], max_characters: int) -> None:
-    assert all(len(piece) <= max_characters for piece in split_text(" ".join(words), max_characters))
+    assert all(
+        len(piece) <= max_characters for piece in split_text(" ".join(words), max_characters)
+    )
 
 
 WHOLE = [
-    *("e\u0301", "o\u0308\u0323\u0301", "👩\u200d👩\u200d👧\u200d👦", "👍🏽", "🏳\ufe0f\u200d🌈", "🇩🇪", "1\ufe0f\u20e3"),
-    *("🏴\U000e0067\U000e0062\U000e007f", "क्षि", "ന്ദ്ര", "\u1112\u1161\u11ab", "\uac00\u11a8", "น้ำ", "เก", "ໂລ", "ｶﾞ"),
+    *(
+        "e\u0301",
+        "o\u0308\u0323\u0301",
+        "👩\u200d👩\u200d👧\u200d👦",
+        "👍🏽",
+        "🏳\ufe0f\u200d🌈",
+        "🇩🇪",
+        "1\ufe0f\u20e3",
+    ),
+    *(
+        "🏴\U000e0067\U000e0062\U000e007f",
+        "क्षि",
+        "ന്ദ്ര",
+        "\u1112\u1161\u11ab",
+        "\uac00\u11a8",
+        "น้ำ",
+        "เก",
+        "ໂລ",
+        "ｶﾞ",
+    ),
     *("\ud83d\ude00", "[pause 1.5s]", "[PAUSE  12 s]", "\u06001"),
 ]
 
@@ -107,7 +140,10 @@ def test_a_character_is_never_divided(unit: str, max_characters: int) -> None:
 @pytest.mark.parametrize(
     ("text", "sentences"),
     [
-        ("One two. Three four! Five?  Six…  Seven", ["One two.", "Three four!", "Five?", "Six…", "Seven"]),
+        (
+            "One two. Three four! Five?  Six…  Seven",
+            ["One two.", "Three four!", "Five?", "Six…", "Seven"],
+        ),
         (
             'He said "Stop!" Then he left. (It was late.) End',
             ['He said "Stop!"', "Then he left.", "(It was late.)", "End"],
@@ -115,16 +151,28 @@ def test_a_character_is_never_divided(unit: str, max_characters: int) -> None:
         ('"Why?" she asked. No... maybe... Yes', ['"Why?" she asked.', "No... maybe...", "Yes"]),
         (
             "Dr. Smith met Mr. J. R. Jones, e.g. in the U.S. Army, at 3.14 p.m. today. Then home",
-            ["Dr. Smith met Mr. J. R. Jones, e.g. in the U.S. Army, at 3.14 p.m. today.", "Then home"],
+            [
+                "Dr. Smith met Mr. J. R. Jones, e.g. in the U.S. Army, at 3.14 p.m. today.",
+                "Then home",
+            ],
         ),
         (
             "Am 3. Mai kam z. B. Hr. Meier. Er blieb bis 2024. Dann ging er",
             ["Am 3. Mai kam z. B. Hr. Meier.", "Er blieb bis 2024.", "Dann ging er"],
         ),
-        ("Version 1.2.3 is on example.com/a.b?c now. Get it", ["Version 1.2.3 is on example.com/a.b?c now.", "Get it"]),
-        ("今天天气很好。我们去公园吧！你觉得呢？好", ["今天天气很好。", "我们去公园吧！", "你觉得呢？", "好"]),
+        (
+            "Version 1.2.3 is on example.com/a.b?c now. Get it",
+            ["Version 1.2.3 is on example.com/a.b?c now.", "Get it"],
+        ),
+        (
+            "今天天气很好。我们去公园吧！你觉得呢？好",
+            ["今天天气很好。", "我们去公园吧！", "你觉得呢？", "好"],
+        ),
         ("你好!我是小明.再见", ["你好!", "我是小明.", "再见"]),
-        ("１．はじめに。２．次です．そして３．１４", ["１．はじめに。", "２．次です．", "そして３．１４"]),
+        (
+            "１．はじめに。２．次です．そして３．１４",
+            ["１．はじめに。", "２．次です．", "そして３．１４"],
+        ),
         ("彼は「行こう。」と言った。そして", ["彼は「行こう。」", "と言った。", "そして"]),
         ("यह पहला है। यह दूसरा है॥ तीसरा", ["यह पहला है।", "यह दूसरा है॥", "तीसरा"]),
         ("هل أنت بخير؟ نعم. یہ اردو ہے۔ اور", ["هل أنت بخير؟", "نعم.", "یہ اردو ہے۔", "اور"]),
@@ -149,8 +197,14 @@ def test_sentences_of_all_scripts(text: str, sentences: list[str]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @example(text=" \u0301", max_characters=1, cuts=[1])
-@given(text=ANY_TEXT, max_characters=st.integers(1, 60), cuts=st.lists(st.integers(0, 200), max_size=10))
-def test_how_a_text_is_pushed_does_not_matter(text: str, max_characters: int, cuts: list[int]) -> None:
+@given(
+    text=ANY_TEXT,
+    max_characters=st.integers(1, 60),
+    cuts=st.lists(st.integers(0, 200), max_size=10),
+)
+def test_how_a_text_is_pushed_does_not_matter(
+    text: str, max_characters: int, cuts: list[int]
+) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = [text[a:b] for a, b in itertools.pairwise(edges)]
     sentences = pushed(parts, max_characters)
@@ -160,9 +214,9 @@ def test_how_a_text_is_pushed_does_not_matter(text: str, max_characters: int, cu
 
 def test_a_sentence_comes_out_as_soon_as_the_next_begins() -> None:
     buffer = SentenceBuffer(400)
-    assert [buffer.push(part) for part in ("Hello", " there", ".", " How", " are you?", " I", " am")] == [
-        *([], [], [], ["Hello there."], [], ["How are you?"], [])
-    ]
+    assert [
+        buffer.push(part) for part in ("Hello", " there", ".", " How", " are you?", " I", " am")
+    ] == [*([], [], [], ["Hello there."], [], ["How are you?"], [])]
     assert buffer.flush() == "I am"
     assert buffer.push("再见。") == []
     assert buffer.push("下") == ["再见。"]
@@ -199,12 +253,25 @@ def test_the_best_break_in_reach_is_taken() -> None:
     assert split_text(f"{words}\n{words}", 40) == [words, words]
     assert split_text("aaa 10\u00a0km", 8) == ["aaa", "10\u00a0km"]
     assert split_text("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
-    assert split_text("好，" + "字" * 30 + "，" + "字" * 10, 20) == ["好，", "字" * 20, "字" * 10 + "，", "字" * 10]
+    assert split_text("好，" + "字" * 30 + "，" + "字" * 10, 20) == [
+        "好，",
+        "字" * 20,
+        "字" * 10 + "，",
+        "字" * 10,
+    ]
     assert split_text("བོད་སྐད་ཡིག་", 8) == ["བོད་སྐད་", "ཡིག་"]
 
 
 @pytest.mark.parametrize(
-    "text", [" " * 100_000 + "x", "a " * 50_000, "." * 100_000, "\u0301" * 100_000, "[pause " * 15_000, "🇩" * 20_000]
+    "text",
+    [
+        " " * 100_000 + "x",
+        "a " * 50_000,
+        "." * 100_000,
+        "\u0301" * 100_000,
+        "[pause " * 15_000,
+        "🇩" * 20_000,
+    ],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
     start = time.perf_counter()

@@ -57,10 +57,14 @@ def _codes(codec: MossCodec, bank: SpeechBank) -> Tensor:
     return torch.stack(codec.encode_batch([wave_S[None] for wave_S in wave_BS]))
 
 
-def test_a_run_starts_from_an_exported_codec(recipe: Recipe, bank: SpeechBank, checkpoint: Path) -> None:
+def test_a_run_starts_from_an_exported_codec(
+    recipe: Recipe, bank: SpeechBank, checkpoint: Path
+) -> None:
     trainer = CodecTrainer(recipe.adapted(started=True), CPU, bank)
     trainer.start_from(checkpoint)
-    assert trainer.config.generator_lr == recipe.train.start.generator_lr != recipe.train.generator_lr
+    assert (
+        trainer.config.generator_lr == recipe.train.start.generator_lr != recipe.train.generator_lr
+    )
     exported = load_codec(checkpoint, CPU)
     for name, value in exported.state_dict().items():
         assert torch.equal(trainer.codec.state_dict()[name], value)
@@ -76,7 +80,9 @@ def test_a_run_starts_from_an_exported_codec(recipe: Recipe, bank: SpeechBank, c
 
 
 def test_discriminators_join_gently(recipe: Recipe, bank: SpeechBank, checkpoint: Path) -> None:
-    trainer = CodecTrainer(recipe.adapted(started=True, frozen_encoder=True), CPU, bank, frozen_encoder=True)
+    trainer = CodecTrainer(
+        recipe.adapted(started=True, frozen_encoder=True), CPU, bank, frozen_encoder=True
+    )
     trainer.start_from(checkpoint)
     alone = _steps(trainer, recipe.train.adversarial_ramp_steps)
     assert {"discriminator", "adversarial", "features"} <= alone[0].keys()
@@ -88,16 +94,25 @@ def test_discriminators_join_gently(recipe: Recipe, bank: SpeechBank, checkpoint
 
 def test_what_is_given_goes_before_what_a_stage_has() -> None:
     recipe = Recipe.load(CONFIG)
-    stages = {"start": recipe.adapted(started=True), "frozen": recipe.adapted(started=True, frozen_encoder=True)}
+    stages = {
+        "start": recipe.adapted(started=True),
+        "frozen": recipe.adapted(started=True, frozen_encoder=True),
+    }
     assert recipe.adapted() == recipe
     for name, adapted in stages.items():
         wanted = getattr(recipe.train, name).model_dump()
         assert adapted.train.model_dump(include=set(wanted)) == wanted
     given = recipe.adapted(started=True, frozen_encoder=True, batch=3, total_minutes=0.5).train
-    assert (given.batch, given.total_minutes, given.level_dropout) == (3, 0.5, recipe.train.frozen.level_dropout)
+    assert (given.batch, given.total_minutes, given.level_dropout) == (
+        3,
+        0.5,
+        recipe.train.frozen.level_dropout,
+    )
 
 
-def test_a_checkpoint_of_another_shape_is_refused(recipe: Recipe, bank: SpeechBank, checkpoint: Path) -> None:
+def test_a_checkpoint_of_another_shape_is_refused(
+    recipe: Recipe, bank: SpeechBank, checkpoint: Path
+) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     config["quantizer_kwargs"]["num_quantizers"] = 2
     (checkpoint / "config.json").write_text(json.dumps(config))
@@ -109,7 +124,10 @@ def test_with_a_frozen_encoder_codes_stay_and_the_decoder_learns(
     recipe: Recipe, bank: SpeechBank, checkpoint: Path, tmp_path: Path
 ) -> None:
     trainer = CodecTrainer(
-        recipe.adapted(started=True, frozen_encoder=True, total_minutes=1), CPU, bank, frozen_encoder=True
+        recipe.adapted(started=True, frozen_encoder=True, total_minutes=1),
+        CPU,
+        bank,
+        frozen_encoder=True,
     )
     trainer.start_from(checkpoint)
     before = {name: value.clone() for name, value in trainer.codec.state_dict().items()}
@@ -130,7 +148,9 @@ def test_with_a_frozen_encoder_codes_stay_and_the_decoder_learns(
 
     out = tmp_path / "out"
     train(trainer, minutes=0.005, work=tmp_path / "work", out=out)
-    export_codec(ema_weights(out), recipe.model, tmp_path / "next", torch.bfloat16, frozen=checkpoint)
+    export_codec(
+        ema_weights(out), recipe.model, tmp_path / "next", torch.bfloat16, frozen=checkpoint
+    )
     old, new = load_file(checkpoint / MODEL_FILE), load_file(tmp_path / "next" / MODEL_FILE)
     assert old.keys() == new.keys()
     assert all(torch.equal(old[name], new[name]) for name in old if not name.startswith("decoder."))
@@ -157,7 +177,9 @@ def test_a_frozen_run_resumes_and_is_not_mixed_with_others(
         assert other.steps == trainer.steps
         assert not other.fresh
         _steps(other, 2)
-        assert torch.equal(other.codec.quantizer.levels[0].codebook, trainer.codec.quantizer.levels[0].codebook)
+        assert torch.equal(
+            other.codec.quantizer.levels[0].codebook, trainer.codec.quantizer.levels[0].codebook
+        )
     with pytest.raises(ValueError, match="frozen_encoder=True"):
         CodecTrainer(recipe, CPU, bank).load_state(torch.load(tmp_path / "work" / "checkpoint.pt"))
 
@@ -174,7 +196,9 @@ def test_the_learning_rate_is_the_dial_also_after_loading(recipe: Recipe, bank: 
     trainer.dials.generator_lr.zero_()
     weights = [p.clone() for p in trainer.codec.decoder.parameters()]
     trainer.captures["reconstruct"]()
-    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.codec.decoder.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights, trainer.codec.decoder.parameters(), strict=True)
+    )
 
 
 def test_several_folders_are_one_recording_of_complete_lines(data: Path, more_data: Path) -> None:
@@ -198,7 +222,15 @@ def test_encoded_data_holds_the_codes_of_every_utterance(
     data: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode_data, "_BATCH", 3)
-    arguments = ["encode_data", "--data", str(data), "--codec", str(checkpoint), "--out", str(tmp_path / "codes")]
+    arguments = [
+        "encode_data",
+        "--data",
+        str(data),
+        "--codec",
+        str(checkpoint),
+        "--out",
+        str(tmp_path / "codes"),
+    ]
     monkeypatch.setattr("sys.argv", arguments)
     encode_data.main()
     with lzma.open(tmp_path / "codes" / "lines.jsonl.xz", "rt", encoding="utf-8") as file:
@@ -206,15 +238,21 @@ def test_encoded_data_holds_the_codes_of_every_utterance(
     codec = load_codec(checkpoint, CPU)
     audio = np.fromfile(data / "audio.i16", np.int16)
     total = sum(row["frames"] for row in rows)
-    codes_TN = unpack_codes(np.load(tmp_path / "codes" / "codes-0.npy"), total, codec.config.n_codebooks)
+    codes_TN = unpack_codes(
+        np.load(tmp_path / "codes" / "codes-0.npy"), total, codec.config.n_codebooks
+    )
     lines = complete_lines(data)
     assert [row["text"] for row in rows] == [line["text"] for line in lines]
     differing = 0
     for row, line in zip(rows, lines, strict=True):
-        wave_S = torch.from_numpy(audio[line["start"] : line["start"] + line["samples"]]).float() / 32768
+        wave_S = (
+            torch.from_numpy(audio[line["start"] : line["start"] + line["samples"]]).float() / 32768
+        )
         alone_TN = codec.encode_whole(wave_S[None]).numpy()
         assert row["frames"] == len(alone_TN)
-        differing += (codes_TN[row["first"] : row["first"] + row["frames"]] != alone_TN).any(1).sum()
+        differing += (
+            (codes_TN[row["first"] : row["first"] + row["frames"]] != alone_TN).any(1).sum()
+        )
     # A sum's rounding depends on the batch: where two codes are equally near, either is right.
     assert differing <= 0.02 * total
 
@@ -249,7 +287,10 @@ def test_two_captured_steps_share_parameters_and_dials() -> None:
     up = Captured(pull, [torch.full((4,), 5.0, device=device)], device=device, pool=pool)
     down = Captured(pull, [torch.full((4,), -5.0, device=device)], device=device, pool=pool)
     for step, target in ((up, 5.0), (down, -5.0), (up, 5.0)):
-        rows = [{k: v.item() for k, v in step(torch.full((4,), target, device=device)).items()} for _ in range(40)]
+        rows = [
+            {k: v.item() for k, v in step(torch.full((4,), target, device=device)).items()}
+            for _ in range(40)
+        ]
         assert rows[-1]["loss"] < 0.9 * max(row["loss"] for row in rows)
         assert rows[-1]["noise"] != rows[-2]["noise"]
     rate.zero_()

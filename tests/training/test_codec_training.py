@@ -26,7 +26,9 @@ def _run(trainer: CodecTrainer, steps: int) -> list[dict[str, float]]:
     return [{name: float(value) for name, value in trainer.step().items()} for _ in range(steps)]
 
 
-def test_training_lowers_the_loss_and_the_discriminators_join(recipe: Recipe, bank: SpeechBank) -> None:
+def test_training_lowers_the_loss_and_the_discriminators_join(
+    recipe: Recipe, bank: SpeechBank
+) -> None:
     trainer = CodecTrainer(recipe, CPU, bank)
     plain = _run(trainer, 25)
     mel = [row["mel"] for row in plain]
@@ -56,10 +58,14 @@ def test_the_training_quantizer_codes_as_the_product_does(recipe: Recipe, bank: 
             found = quantise(quantizer, latent_BTD, torch.full((4,), levels), first_levels=1)
             codes_BTN = quantizer.encode(latent_BTD, 3)
             assert torch.equal(found.codes, codes_BTN)
-            torch.testing.assert_close(found.latent, quantizer.decode(codes_BTN[..., :levels]), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                found.latent, quantizer.decode(codes_BTN[..., :levels]), rtol=1e-5, atol=1e-5
+            )
 
 
-def test_a_run_can_be_resumed_and_its_export_is_the_product(recipe: Recipe, bank: SpeechBank, tmp_path: Path) -> None:
+def test_a_run_can_be_resumed_and_its_export_is_the_product(
+    recipe: Recipe, bank: SpeechBank, tmp_path: Path
+) -> None:
     trainer = CodecTrainer(recipe, CPU, bank)
     work, out = tmp_path / "work", tmp_path / "out"
     train(trainer, minutes=0.01, work=work, out=out)
@@ -82,10 +88,14 @@ def test_a_run_can_be_resumed_and_its_export_is_the_product(recipe: Recipe, bank
     for b in range(2):
         codes_TN = loaded.encode_whole(wave_BS[b : b + 1])
         assert torch.equal(codes_TN, found.codes[b])
-        torch.testing.assert_close(loaded.decode_whole(codes_TN), expected_BS[b : b + 1].detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            loaded.decode_whole(codes_TN), expected_BS[b : b + 1].detach(), rtol=1e-4, atol=1e-5
+        )
 
 
-def test_parts_stay_small(recipe: Recipe, bank: SpeechBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_stay_small(
+    recipe: Recipe, bank: SpeechBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("training.checkpoint.PART_BYTES", 300_000)
     CodecTrainer(recipe, CPU, bank).save_parts(tmp_path)
     assert len(list(tmp_path.glob("part-*.safetensors"))) > 1

@@ -31,7 +31,11 @@ WORDS = ("one", "two", "three", "four", "five", "six")
 def _recipe() -> TalkerRecipe:
     """The shipped recipe with a small model."""
     recipe = TalkerRecipe.load()
-    model = recipe.model | {"n_vq": CODEBOOKS, "hidden_size": 32, "audio_codebook_sizes": [1024] * CODEBOOKS}
+    model = recipe.model | {
+        "n_vq": CODEBOOKS,
+        "hidden_size": 32,
+        "audio_codebook_sizes": [1024] * CODEBOOKS,
+    }
     model["qwen3_config"] = model["qwen3_config"] | {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -67,10 +71,18 @@ def _write_codes(folder: Path, rng: np.random.Generator) -> None:
         words = [WORDS[j] for j in rng.integers(0, len(WORDS), 1 + i % 4)]
         voice = {"af_heart": 1.0} if i % 3 == 0 else {"am_puck": 0.6, "bf_emma": 0.4}
         shift = 0 if i % 3 == 0 else 100
-        frames = [(WORDS.index(word) * 10 + frame + shift, 7, 9) for word in words for frame in range(4)]
+        frames = [
+            (WORDS.index(word) * 10 + frame + shift, 7, 9) for word in words for frame in range(4)
+        ]
         first = sum(len(part) for part in codes)
         lines.append(
-            {"first": first, "frames": len(frames), "text": " ".join(words) + ".", "voice": voice, "speed": 1.0}
+            {
+                "first": first,
+                "frames": len(frames),
+                "text": " ".join(words) + ".",
+                "voice": voice,
+                "speed": 1.0,
+            }
         )
         codes.append(np.array(frames, np.uint16))
     with lzma.open(folder / "lines.jsonl.xz", "wt", encoding="utf-8") as file:
@@ -95,7 +107,13 @@ class TestTokenizer:
     def test_a_template_line_is_one_token_and_a_letter_is_one(self, tmp_path: Path) -> None:
         write_tokenizer(tmp_path)
         tokenizer = TextTokenizer.load(tmp_path)
-        for piece in ("user\n", "assistant\n", "<user_inst>\n- Reference(s):\n", "None", "\n</user_inst>"):
+        for piece in (
+            "user\n",
+            "assistant\n",
+            "<user_inst>\n- Reference(s):\n",
+            "None",
+            "\n</user_inst>",
+        ):
             assert len(tokenizer.encode(piece)) == 1
         assert len(tokenizer.encode("- Quality:\nNone\n")) == 1
         assert len(tokenizer.encode("None of us")) == len("None of us")
@@ -119,27 +137,41 @@ class TestData:
         assert len(bank.held_out) >= 2
         assert not {u.text for u in bank.held_out} & {u.text for u in bank.training}
         last = max(bank.training, key=lambda u: u.first)
-        assert last.first + last.frames > len(bank.codes) // 2, "the second folder's frames follow the first's"
+        assert last.first + last.frames > len(bank.codes) // 2, (
+            "the second folder's frames follow the first's"
+        )
 
     def test_missing_codes_are_told(self, codes: Path) -> None:
         with pytest.raises(ValueError, match="lacks the codes of"):
             read_codes(codes, 10_000, CODEBOOKS)
 
-    def test_a_batch_predicts_each_frame_from_the_row_before(self, codes: Path, tmp_path: Path) -> None:
+    def test_a_batch_predicts_each_frame_from_the_row_before(
+        self, codes: Path, tmp_path: Path
+    ) -> None:
         _, model, data = _parts(codes, tmp_path)
         pad = MossLocalConfig.from_dict(model).audio_pad_code
         for batch in itertools.islice(data.stream(0, 0), 5):
             rows = batch.rows.reshape(-1, batch.rows.shape[-1])
             goes_on = batch.stops == 0
-            np.testing.assert_array_equal(rows[batch.places[goes_on] + 1, 1:], batch.targets[goes_on])
+            np.testing.assert_array_equal(
+                rows[batch.places[goes_on] + 1, 1:], batch.targets[goes_on]
+            )
             assert (batch.targets[batch.stops == 1] == pad).all()
-            assert (batch.stops == 1).sum() == (rows[:, 0] == model["im_end_token_id"]).sum(), "one stop per sequence"
+            assert (batch.stops == 1).sum() == (rows[:, 0] == model["im_end_token_id"]).sum(), (
+                "one stop per sequence"
+            )
 
     def test_every_kind_of_prompt_occurs(self, codes: Path, tmp_path: Path) -> None:
         _, model, data = _parts(codes, tmp_path)
         batches = list(itertools.islice(data.stream(0, 0), 12))
-        user = sum(int((batch.rows[..., 0] == model["audio_user_slot_token_id"]).sum()) for batch in batches)
-        frames = sum(int((batch.rows[..., 0] == model["audio_assistant_slot_token_id"]).sum()) for batch in batches)
+        user = sum(
+            int((batch.rows[..., 0] == model["audio_user_slot_token_id"]).sum())
+            for batch in batches
+        )
+        frames = sum(
+            int((batch.rows[..., 0] == model["audio_assistant_slot_token_id"]).sum())
+            for batch in batches
+        )
         predicted = sum(int((batch.stops == 0).sum()) for batch in batches)
         assert user > 0, "references to clone"
         assert frames > predicted, "prefixes of continuations"
@@ -183,13 +215,17 @@ class TestTraining:
             torch.testing.assert_close(mine, theirs.to(torch.bfloat16).float(), rtol=0, atol=0)
         assert '"validation"' in (out / "talker_log.jsonl").read_text()
 
-    def test_padding_and_the_future_do_not_reach_a_prediction(self, codes: Path, tmp_path: Path) -> None:
+    def test_padding_and_the_future_do_not_reach_a_prediction(
+        self, codes: Path, tmp_path: Path
+    ) -> None:
         _, model, data = _parts(codes, tmp_path)
         config = MossLocalConfig.from_dict(model)
         torch.manual_seed(0)
         talker = new_talker(config)
         batch = next(data.stream(0, 0))
-        tensors = [torch.from_numpy(x) for x in (batch.rows, batch.places, batch.targets, batch.stops)]
+        tensors = [
+            torch.from_numpy(x) for x in (batch.rows, batch.places, batch.targets, batch.stops)
+        ]
         rows = tensors[0].long()
         last = int(tensors[1].max())
         spoilt = rows.clone().flatten(0, 1)
@@ -205,7 +241,9 @@ def test_a_sharded_checkpoint_equals_a_whole_one(tmp_path: Path) -> None:
     weights = dict(talker.state_dict())
     tokenizer = tmp_path / "tokenizer.json"
     export_talker(weights, model, tokenizer, tmp_path / "whole", dtype=torch.float32)
-    export_talker(weights, model, tokenizer, tmp_path / "shards", dtype=torch.float32, shard_bytes=100_000)
+    export_talker(
+        weights, model, tokenizer, tmp_path / "shards", dtype=torch.float32, shard_bytes=100_000
+    )
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     for folder in ("whole", "shards"):
         loaded = load_talker(tmp_path / folder, torch.float32, torch.device("cpu")).state_dict()

@@ -16,7 +16,11 @@ from training.make_data import Casting, DataConfig, _rounds, _spoken_seconds
 from training.phrases import fill, fragments, generated, number_words, sentences
 from training.text import HARVARD, MAX_WORDS, TextConfig, training_texts
 
-WORDS = [f"{a}{b}" for a in ("ba", "co", "di", "fu", "ge") for b in ("lam", "net", "rop", "sit", "tuk", "vex")]
+WORDS = [
+    f"{a}{b}"
+    for a in ("ba", "co", "di", "fu", "ge")
+    for b in ("lam", "net", "rop", "sit", "tuk", "vex")
+]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,8 @@ WORDS = [f"{a}{b}" for a in ("ba", "co", "di", "fu", "ge") for b in ("lam", "net
         (305, "three hundred and five"),
         (1_000_001, "one million and one"),
         (21_120, "twenty-one thousand one hundred and twenty"),
-        (999_999_999, "nine hundred and ninety-nine million nine hundred and ninety-nine thousand nine hundred and "
+        (999_999_999, "nine hundred and ninety-nine million nine hundred and ninety-nine thousand "
+                      "nine hundred and "
          "ninety-nine"),
     ],
 )  # fmt: skip
@@ -89,17 +94,27 @@ def test_single_words_come_as_sentences_and_as_people_type_them() -> None:
 
 @pytest.fixture(scope="module")
 def text_config() -> TextConfig:
-    counts = {"generated_lines": 400, "drill_words": 30, "drill_repeats": 2, "single_words": 10, "fragments": 200}
+    counts = {
+        "generated_lines": 400,
+        "drill_words": 30,
+        "drill_repeats": 2,
+        "single_words": 10,
+        "fragments": 200,
+    }
     return TextConfig(**counts, joined_lines=2000, shares=DataConfig.load().texts.shares)
 
 
-def test_no_training_text_holds_a_test_sentence(text_config: TextConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_training_text_holds_a_test_sentence(
+    text_config: TextConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harvard = HARVARD.read_text(encoding="utf-8").splitlines()
     # The generator is made to draw them, alone and behind another sentence, so that they must be
     # dropped.
     leaked = [harvard[0], harvard[1].upper(), f"I see. {harvard[2]}", f"{harvard[3]} Go on."]
     monkeypatch.setattr("training.text.frequent_words", lambda count: WORDS[:count])
-    monkeypatch.setattr("training.text.generated", lambda count, seed: [*generated(count, seed), *leaked])
+    monkeypatch.setattr(
+        "training.text.generated", lambda count, seed: [*generated(count, seed), *leaked]
+    )
     lines = training_texts(text_config, seed=3)
     plain = [re.sub(r"[^a-z ]", "", line.text.lower()) for line in lines]
     assert {line.kind for line in lines} == text_config.shares.keys()
@@ -162,7 +177,9 @@ def test_checks_hold_the_chosen_texts_and_the_teachers_seconds() -> None:
     assert lengths == dict.fromkeys(range(1, MAX_WORDS + 1), 5)
     sentences_in_test = {check.text for check in read_checks("sentence")}
     assert len(sentences_in_test) == 100
-    assert not any(sentence in check.text for sentence in sentences_in_test for check in read_checks("length"))
+    assert not any(
+        sentence in check.text for sentence in sentences_in_test for check in read_checks("length")
+    )
     assert len(read_checks("sentence", 10)) == 10
 
 

@@ -20,7 +20,11 @@ from hocket import Sampling, Speech, SpeechRequest, Timings
 from hocket.checkpoint.voices import BuiltinVoice
 from training import panel, trial, voice_check
 
-CHECKS = [Check("sentence", 1.0, "the red door"), Check("sentence", 2.0, "a cold day"), Check("sentence", 1.0, "go")]
+CHECKS = [
+    Check("sentence", 1.0, "the red door"),
+    Check("sentence", 2.0, "a cold day"),
+    Check("sentence", 1.0, "go"),
+]
 FIGURES = Figures(0.05, 0.02, 4.0)
 
 
@@ -39,11 +43,16 @@ class FakeEngine:
 
     def _speech(self, request: SpeechRequest) -> Speech:
         self.requests.append(request)
-        level = 0.5 if request.references else {"default": 0.1, "emma": 0.2}[request.voice or "default"]
+        level = (
+            0.5 if request.references else {"default": 0.1, "emma": 0.2}[request.voice or "default"]
+        )
         samples = np.full((1, SAMPLE_RATE * len(request.text.split())), level, np.float32)
         timings = Timings(0.0, 0.1, 0.2, 0.3, 0.0, 1.0)
         assert request.seed is not None
-        return Speech(samples, SAMPLE_RATE, np.zeros((1, 1), np.int64), self.finish, request.seed, timings)  # type: ignore[arg-type]
+        finish: Any = self.finish
+        return Speech(
+            samples, SAMPLE_RATE, np.zeros((1, 1), np.int64), finish, request.seed, timings
+        )
 
 
 class FakePanel:
@@ -58,7 +67,9 @@ class FakePanel:
     def judge(self, text: str, wave_S: Any, sample_rate: int) -> Judgement:
         self.judged += 1
         heard = text.replace("cold", "gold")
-        return Judgement(text, heard, len(wave_S) / sample_rate, 4.0, self.embed(wave_S, sample_rate))
+        return Judgement(
+            text, heard, len(wave_S) / sample_rate, 4.0, self.embed(wave_S, sample_rate)
+        )
 
     def embed(self, wave_S: Any, sample_rate: int) -> Any:
         level = float(np.abs(wave_S).mean())
@@ -68,7 +79,11 @@ class FakePanel:
 @pytest.fixture(autouse=True)
 def error_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     def rates(said: list[str], heard: list[str]) -> tuple[float, float]:
-        pairs = [pair for s, h in zip(said, heard, strict=True) for pair in zip(s.split(), h.split(), strict=True)]
+        pairs = [
+            pair
+            for s, h in zip(said, heard, strict=True)
+            for pair in zip(s.split(), h.split(), strict=True)
+        ]
         wrong = sum(a != b for a, b in pairs) / len(pairs)
         return wrong, wrong / 4
 
@@ -112,7 +127,10 @@ def test_a_speaker_is_judged_against_the_teacher_and_the_other_speakers(recordin
     assert result.teacher == result.figures
     assert [row["heard"] for row in result.rows] == ["the red door", "a gold day", "go"]
     # A voice that sounds like another one is picked wrong.
-    assert trial.judge(replace(default, request={"voice": "emma"}), CHECKS, [default, emma]).picked == 0.0
+    assert (
+        trial.judge(replace(default, request={"voice": "emma"}), CHECKS, [default, emma]).picked
+        == 0.0
+    )
 
 
 def test_seeds_count_up_so_that_a_run_can_be_repeated() -> None:
@@ -128,7 +146,9 @@ def test_the_teachers_judgements_are_made_once(recordings: Path) -> None:
     judged = trial.panel.judged  # type: ignore[attr-defined]
     assert trial.teacher_figures("bf_emma", CHECKS) == first
     assert trial.panel.judged == judged == len(CHECKS)  # type: ignore[attr-defined]
-    assert trial.teacher_figures("bf_emma", [*CHECKS, Check("sentence", 1.0, "not recorded")]) is None
+    assert (
+        trial.teacher_figures("bf_emma", [*CHECKS, Check("sentence", 1.0, "not recorded")]) is None
+    )
     assert make_trial().teacher_figures("bf_emma", CHECKS) is None
 
 
@@ -142,7 +162,9 @@ def test_voices_that_training_never_heard_are_cloned_from_five_seconds(recording
     assert trial.held_out([]) == make_trial().held_out(["am_liam"]) == []
 
 
-def test_what_is_kept_is_enough_to_check_a_voice_without_the_recordings(recordings: Path, tmp_path: Path) -> None:
+def test_what_is_kept_is_enough_to_check_a_voice_without_the_recordings(
+    recordings: Path, tmp_path: Path
+) -> None:
     write_tone(recordings / "am_liam" / "reference.wav", 0.5, 8)
     trial = make_trial(recordings)
     (default, _), (clone,) = trial.builtin(), trial.held_out(["am_liam"])
@@ -158,7 +180,9 @@ def test_what_is_kept_is_enough_to_check_a_voice_without_the_recordings(recordin
 
 
 def test_lengths_and_words_count_what_a_listener_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "read_checks", lambda kind: [replace(check, kind=kind) for check in CHECKS])
+    monkeypatch.setattr(
+        trial, "read_checks", lambda kind: [replace(check, kind=kind) for check in CHECKS]
+    )
     default = Speaker("default", "default", {})
     lengths = make_trial(finish="length").lengths(default)
     assert (lengths["stops"], lengths["texts"], lengths["longest"]) == (0, 3, 3.0)
@@ -167,11 +191,17 @@ def test_lengths_and_words_count_what_a_listener_would(monkeypatch: pytest.Monke
 
 
 def result(kind: str, wer: float, picked: float | None = None) -> Result:
-    return Result(kind, kind, replace(FIGURES, wer=wer), 3, 3, 1.5, 0.9, picked, Figures(0.01, 0.0, 4.5), [])
+    return Result(
+        kind, kind, replace(FIGURES, wer=wer), 3, 3, 1.5, 0.9, picked, Figures(0.01, 0.0, 4.5), []
+    )
 
 
 def test_figures_are_those_that_bounds_are_about() -> None:
-    results = [result("default", 0.05, 1.0), result("built-in", 0.1, 0.8), result("built-in", 0.2, 0.9)]
+    results = [
+        result("default", 0.05, 1.0),
+        result("built-in", 0.1, 0.8),
+        result("built-in", 0.2, 0.9),
+    ]
     results.append(result("clone", 0.3))
     report = {
         "lengths": {"stops": 199, "texts": 200, "longest": 2.0},
@@ -180,7 +210,9 @@ def test_figures_are_those_that_bounds_are_about() -> None:
     }
     found = voice_check.figures(results, report)
     assert found.keys() == voice_check.BOUNDS.keys() - {"megabytes"}
-    assert [found[key] for key in ("wer", "voices-wer", "clone-wer")] == pytest.approx([0.05, 0.15, 0.3])
+    assert [found[key] for key in ("wer", "voices-wer", "clone-wer")] == pytest.approx(
+        [0.05, 0.15, 0.3]
+    )
     assert (found["picked"], found["mos-loss"], found["stops"]) == (0.9, 0.5, 0.995)
     assert voice_check.figures([], {}) == {}
 
@@ -205,7 +237,9 @@ def test_bounds_that_do_not_hold_are_named(arguments: list[str], wrong: list[str
 def test_a_whole_trial_must_measure_every_goal() -> None:
     wrong = voice_check.broken({"wer": 0.05, "words": 18}, voice_check.parse(["--targets"]))
     assert wrong == [
-        f"{bound.figure} was not measured" for key, bound in voice_check.BOUNDS.items() if key not in ("wer", "words")
+        f"{bound.figure} was not measured"
+        for key, bound in voice_check.BOUNDS.items()
+        if key not in ("wer", "words")
     ]
 
 

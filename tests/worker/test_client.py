@@ -24,7 +24,13 @@ from hocket.audio.io import write_audio
 from hocket.config import ChunkPolicy, EngineConfig, RunawayPolicy
 from hocket.core import AudioArray, AudioChunk, Reference, Sampling, Speech, SpeechRequest
 from hocket.engine.engine import Engine
-from hocket.errors import CapacityError, CheckpointError, EngineStoppedError, HocketError, InvalidRequestError
+from hocket.errors import (
+    CapacityError,
+    CheckpointError,
+    EngineStoppedError,
+    HocketError,
+    InvalidRequestError,
+)
 from hocket.models.moss_local.talker import STOP
 from hocket.worker.client import EngineClient, State
 from hocket.worker.messages import EngineSpec
@@ -87,7 +93,13 @@ def with_client(endpoint: str, body: Callable[[EngineClient], Awaitable[None]]) 
 def request(
     i: int = 0, frames: int = 30, reference: Reference | None = None, words: str | None = None
 ) -> SpeechRequest:
-    return SpeechRequest(text=f"Text number {i}.", seed=i, max_frames=frames, reference=reference, reference_text=words)
+    return SpeechRequest(
+        text=f"Text number {i}.",
+        seed=i,
+        max_frames=frames,
+        reference=reference,
+        reference_text=words,
+    )
 
 
 def tone(seconds: float, rate: int, channels: int = 1) -> AudioArray:
@@ -148,7 +160,9 @@ def gone(pid: int) -> bool:
 # ---- a worker that is well
 
 
-def test_audio_is_that_of_an_engine_in_process(endpoint: str, engine: Engine, tmp_path: Path) -> None:
+def test_audio_is_that_of_an_engine_in_process(
+    endpoint: str, engine: Engine, tmp_path: Path
+) -> None:
     recording = tmp_path / "voice.wav"
     audio = tone(1.5, 8000)
     write_audio(recording, audio.samples, audio.sample_rate)
@@ -194,7 +208,9 @@ def test_front_ends_with_equal_ids_do_not_mix(endpoint: str, engine: Engine) -> 
             assert (await anext(mine)).request_id == "x"
             speeches = await asyncio.gather(collect(mine), collect(others))
         assert_same(speeches[1], expected[1])
-        np.testing.assert_array_equal(speeches[0].codes, expected[0].codes[-len(speeches[0].codes) :])
+        np.testing.assert_array_equal(
+            speeches[0].codes, expected[0].codes[-len(speeches[0].codes) :]
+        )
         assert speeches[0].finish_reason == "length"
 
     with_client(endpoint, body)
@@ -243,7 +259,9 @@ def test_a_reader_that_sleeps_is_bounded_and_alone_in_it(endpoint: str, engine: 
     with_client(endpoint, body)
 
 
-def test_a_bad_request_fails_as_in_process_and_harms_no_other(endpoint: str, engine: Engine, tmp_path: Path) -> None:
+def test_a_bad_request_fails_as_in_process_and_harms_no_other(
+    endpoint: str, engine: Engine, tmp_path: Path
+) -> None:
     folder, empty, text = tmp_path / "folder", tmp_path / "empty.wav", tmp_path / "text.wav"
     folder.mkdir()
     empty.touch()
@@ -251,9 +269,27 @@ def test_a_bad_request_fails_as_in_process_and_harms_no_other(endpoint: str, eng
     silence = AudioArray(np.zeros((1, 8000), np.float32), 8000)
     audio = tone(1, 800).samples
     references: list[Any] = [
-        *(tmp_path / "missing.wav", str(tmp_path / "missing.npy"), folder, empty, text, b"", b"garbage"),
-        *(silence, tone(0.1, 8000), tone(61, 300), AudioArray(np.full((1, 800), np.nan, np.float32), 800)),
-        *(np.zeros((3, 12), np.float32), np.full((3, 12), -1), np.full((3, 12), 64), np.zeros((3, 2), np.int64)),
+        *(
+            tmp_path / "missing.wav",
+            str(tmp_path / "missing.npy"),
+            folder,
+            empty,
+            text,
+            b"",
+            b"garbage",
+        ),
+        *(
+            silence,
+            tone(0.1, 8000),
+            tone(61, 300),
+            AudioArray(np.full((1, 800), np.nan, np.float32), 800),
+        ),
+        *(
+            np.zeros((3, 12), np.float32),
+            np.full((3, 12), -1),
+            np.full((3, 12), 64),
+            np.zeros((3, 2), np.int64),
+        ),
         *(AudioArray(audio.astype(np.int16), 800), AudioArray(audio[0], 800)),
         *(AudioArray(audio, 0), AudioArray(audio, 2**70), AudioArray(audio, 800.5)),  # type: ignore[arg-type]
     ]
@@ -281,7 +317,9 @@ def test_a_bad_request_fails_as_in_process_and_harms_no_other(endpoint: str, eng
 # ---- workers that end
 
 
-def test_sigkill_under_load_is_heard_at_once_and_service_comes_back(spec: EngineSpec, engine: Engine) -> None:
+def test_sigkill_under_load_is_heard_at_once_and_service_comes_back(
+    spec: EngineSpec, engine: Engine
+) -> None:
     expected = engine.generate(request(5))
 
     async def fate(stream: SpeechStream) -> float:
@@ -291,14 +329,21 @@ def test_sigkill_under_load_is_heard_at_once_and_service_comes_back(spec: Engine
         return time.monotonic()
 
     async def run() -> None:
-        async with await EngineClient.start(spec) as client, await EngineClient.connect(client.endpoint) as other:
+        async with (
+            await EngineClient.start(spec) as client,
+            await EngineClient.connect(client.endpoint) as other,
+        ):
             assert client.state == "starting"
             with pytest.raises(EngineStoppedError, match="starting"):
                 await client.submit(request())
             await client.wait_ready(30)
             first = client.pid
             await other.wait_ready(5)
-            streams = [await front_end.submit(request(i, LONG)) for i in range(4) for front_end in (client, other)]
+            streams = [
+                await front_end.submit(request(i, LONG))
+                for i in range(4)
+                for front_end in (client, other)
+            ]
             for stream in streams:
                 await anext(stream)
             fates = [asyncio.create_task(fate(stream)) for stream in streams]
@@ -351,7 +396,9 @@ def test_sigterm_lets_open_requests_finish(spec: EngineSpec, engine: Engine) -> 
 
 
 @pytest.mark.slow
-def test_workers_are_replaced_when_they_hang_and_when_they_leave(spec: EngineSpec, engine: Engine) -> None:
+def test_workers_are_replaced_when_they_hang_and_when_they_leave(
+    spec: EngineSpec, engine: Engine
+) -> None:
     expected = engine.generate(request(5))
 
     async def run() -> None:

@@ -22,7 +22,9 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("policy", "threads"), [("PASSIVE", 2), ("passive", 2), ("ACTIVE", 1), (None, 1)])
+@pytest.mark.parametrize(
+    ("policy", "threads"), [("PASSIVE", 2), ("passive", 2), ("ACTIVE", 1), (None, 1)]
+)
 def test_a_small_model_takes_all_threads_where_they_sleep(
     monkeypatch: pytest.MonkeyPatch, policy: str | None, threads: int
 ) -> None:
@@ -33,7 +35,9 @@ def test_a_small_model_takes_all_threads_where_they_sleep(
     assert torch.get_num_threads() == threads
 
 
-def test_a_number_that_is_given_counts_but_not_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_is_given_counts_but_not_in_strict_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     engine(EAGER.model_copy(update={"cpu_threads": 2}), patient_talker())
     assert torch.get_num_threads() == 2

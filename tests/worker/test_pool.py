@@ -32,7 +32,11 @@ LONG = 1500
 @pytest.fixture(scope="module")
 def spec(golden: Path) -> EngineSpec:
     return EngineSpec(
-        model=str(golden / "local_tiny"), codec=str(golden / "codec2_tiny"), config=CONFIG, workers=2, drain_seconds=0
+        model=str(golden / "local_tiny"),
+        codec=str(golden / "codec2_tiny"),
+        config=CONFIG,
+        workers=2,
+        drain_seconds=0,
     )
 
 
@@ -61,7 +65,9 @@ def test_requests_spread_and_each_is_its_own(spec: EngineSpec) -> None:
                 await pool.submit(request(0))
             info = await pool.wait_ready(60)
             assert (info.rows, info.max_waiting) == (2 * CONFIG.rows, 2 * CONFIG.max_waiting)
-            assert [(worker.state, worker.rows) for worker in pool.workers] == [("ready", CONFIG.rows)] * 2
+            assert [(worker.state, worker.rows) for worker in pool.workers] == [
+                ("ready", CONFIG.rows)
+            ] * 2
             streams = [await pool.submit(request(i)) for i in range(10)]
             assert opened(pool) == [5, 5]
             assert await asyncio.gather(*map(codes_of, streams)) == expected

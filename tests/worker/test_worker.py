@@ -50,7 +50,13 @@ def countdown(info: EngineInfo, request: SpeechRequest, first: int, count: int) 
 
 def new_engine(**settings: Any) -> FakeEngine:
     """Stereo, in chunks of 24 samples, for any number of requests."""
-    shape: dict[str, Any] = {"rows": 1000, "channels": 2, "sample_rate": 300, "frame_samples": 24, "length": digits}
+    shape: dict[str, Any] = {
+        "rows": 1000,
+        "channels": 2,
+        "sample_rate": 300,
+        "frame_samples": 24,
+        "length": digits,
+    }
     return FakeEngine(**shape | settings)
 
 
@@ -89,7 +95,9 @@ def serving(engine: FakeEngine, drain_seconds: float = 0.0) -> Iterator[Served]:
         served.folder.cleanup()
 
 
-def with_client(served: Served, body: Callable[[EngineClient], Awaitable[None]], hang_seconds: float = 30.0) -> None:
+def with_client(
+    served: Served, body: Callable[[EngineClient], Awaitable[None]], hang_seconds: float = 30.0
+) -> None:
     async def run() -> None:
         async with await EngineClient.connect(served.endpoint, hang_seconds=hang_seconds) as client:
             await client.wait_ready(5)
@@ -119,7 +127,9 @@ def test_an_idle_worker_answers_at_once_and_does_not_spin() -> None:
 
 
 @pytest.mark.parametrize("how", ["raises", "ends its requests"])
-def test_a_broken_engine_ends_all_requests_and_the_process(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_engine_ends_all_requests_and_the_process(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = new_engine()
 
     def breaks() -> None:
@@ -131,7 +141,9 @@ def test_a_broken_engine_ends_all_requests_and_the_process(how: str, caplog: pyt
         failure.__cause__ = RuntimeError(SECRET)
         last = AudioChunk("", np.zeros((2, 0), np.float32), 300, np.zeros((0, 12), np.int64))
         engine.step = lambda: [  # type: ignore[method-assign]
-            AudioChunk(name, last.samples, 300, last.codes, RequestEnd("error", 1, Timings(), failure))
+            AudioChunk(
+                name, last.samples, 300, last.codes, RequestEnd("error", 1, Timings(), failure)
+            )
             for name in engine.speaking
         ]
 
@@ -201,7 +213,9 @@ def test_a_request_that_crosses_the_drain_is_rejected() -> None:
         stream = await client.submit(SpeechRequest(text="3"))
         await anext(stream)
         served.worker.drain()
-        late = await client.submit(SpeechRequest(text="1"))  # the worker is in a step: the client does not know yet
+        late = await client.submit(
+            SpeechRequest(text="1")
+        )  # the worker is in a step: the client does not know yet
         with pytest.raises(EngineStoppedError, match="about to stop"):
             await anext(late)
         assert len([chunk async for chunk in stream]) == 3

@@ -44,7 +44,9 @@ from hocket.worker.messages import (
 )
 
 ALL_ERRORS = [
-    error for _, error in inspect.getmembers(errors, inspect.isclass) if issubclass(error, errors.HocketError)
+    error
+    for _, error in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(error, errors.HocketError)
 ]
 
 
@@ -64,14 +66,18 @@ def test_request_travels_exactly() -> None:
         reference=AudioArray(np.zeros((1, 1), np.float32), 8000),
         reference_text="Worte",
         join="",
-        sampling=Sampling(temperature=0.1 + 0.2, top_p=1e-9, top_k=0, repetition_penalty=1.1, stop_temperature=0.3),
+        sampling=Sampling(
+            temperature=0.1 + 0.2, top_p=1e-9, top_k=0, repetition_penalty=1.1, stop_temperature=0.3
+        ),
         seed=MAX_SEED,
         max_frames=1_000_000,
         min_frames=3,
     )
     samples = np.random.default_rng(0).normal(size=(3, 1000)).astype(np.float32)
     samples[0, :4] = [-0.0, math.inf, math.nan, 1e-45]
-    sent = submit_message("id", request, [PreparedReference(samples, 44100)], priority=-3, streaming=False)
+    sent = submit_message(
+        "id", request, [PreparedReference(samples, 44100)], priority=-3, streaming=False
+    )
     header, *frames = wire(sent)
     submit = decode_to_worker(header)
     assert isinstance(submit, Submit)
@@ -81,7 +87,10 @@ def test_request_travels_exactly() -> None:
     (reference,) = got.references
     assert isinstance(reference, PreparedReference)
     assert reference.sample_rate == 44100
-    assert (reference.samples.shape, reference.samples.tobytes()) == (samples.shape, samples.tobytes())
+    assert (reference.samples.shape, reference.samples.tobytes()) == (
+        samples.shape,
+        samples.tobytes(),
+    )
 
 
 def test_defaults_and_several_references() -> None:
@@ -132,7 +141,9 @@ def test_chunk_travels_exactly(frames: int, dtype: SampleFormat) -> None:
 def test_end_travels_with_its_error(error: type[errors.HocketError] | None) -> None:
     timings = Timings(0.1, 0.2, math.nan, 1e9, 0.0)
     problem = None if error is None else error("it is so; do that", param="text")
-    end = RequestEnd("stop" if error is None else "error", MAX_SEED, timings, problem, prompt_rows=77)
+    end = RequestEnd(
+        "stop" if error is None else "error", MAX_SEED, timings, problem, prompt_rows=77
+    )
     chunk = AudioChunk("a", np.zeros((2, 0), np.float32), 300, np.zeros((0, 12), np.int64), end)
     header, *rest = wire(chunk_message("b", chunk))
     message = decode_from_worker(header)
@@ -191,5 +202,7 @@ def test_what_an_engine_is_keeps_its_bytes() -> None:
 
 
 def test_spec_travels() -> None:
-    spec = EngineSpec(model="m", config=EngineConfig(rows=3, chunks=ChunkPolicy(ramp_frames=(3, 5)), strict=True))
+    spec = EngineSpec(
+        model="m", config=EngineConfig(rows=3, chunks=ChunkPolicy(ramp_frames=(3, 5)), strict=True)
+    )
     assert EngineSpec.model_validate_json(spec.model_dump_json()) == spec

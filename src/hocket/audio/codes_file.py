@@ -27,17 +27,26 @@ def read_codes(path: Path) -> NDArray[np.int64]:
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
             if start.startswith(_ZIP_MAGIC):
-                raise AudioFileError(f"{str(path)!r} is an .npz archive; save its array of codes with numpy.save")
+                raise AudioFileError(
+                    f"{str(path)!r} is an .npz archive; save its array of codes with numpy.save"
+                )
             if start != _NPY_MAGIC:
                 raise AudioFileError(
-                    f"{str(path)!r} is {'not a .npy file' if start else 'empty'}; write it with numpy.save"
+                    f"{str(path)!r} is {'not a .npy file' if start else 'empty'}; write it with "
+                    "numpy.save"
                 )
             file.seek(0)
             array = np.load(file, allow_pickle=False)
     except OSError as error:
         raise AudioFileError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    except (ValueError, EOFError, MemoryError) as error:  # a broken header, missing values, Python objects
-        raise AudioFileError(f"{str(path)!r} is truncated or holds no plain array; save its codes again") from error
+    except (
+        ValueError,
+        EOFError,
+        MemoryError,
+    ) as error:  # a broken header, missing values, Python objects
+        raise AudioFileError(
+            f"{str(path)!r} is truncated or holds no plain array; save its codes again"
+        ) from error
     return as_codes(array, repr(str(path)))
 
 

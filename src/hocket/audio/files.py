@@ -20,15 +20,24 @@ def check_replaceable(path: Path) -> None:
         if path.is_dir():
             raise AudioFileError(f"cannot write {str(path)!r}: it is a folder; name a file in it")
         if path.exists() and not path.is_file():
-            raise AudioFileError(f"cannot write {str(path)!r}: it is not a regular file; choose another name")
+            raise AudioFileError(
+                f"cannot write {str(path)!r}: it is not a regular file; choose another name"
+            )
         if not folder.is_dir():
             raise AudioFileError(
-                f"cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it first"
+                f"cannot write {str(path)!r}: the folder {str(folder)!r} does not exist; create it "
+                "first"
             )
-    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, a NUL in the name
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # a name too long, a loop of links, a NUL in the name
         raise AudioFileError(f"cannot write {str(path)!r}: {error}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise AudioFileError(f"cannot write {str(path)!r}: no permission to write in the folder {str(folder)!r}")
+        raise AudioFileError(
+            f"cannot write {str(path)!r}: no permission to write in the folder {str(folder)!r}"
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -44,7 +53,9 @@ def write_atomically(path: Path, data: bytes) -> None:
         with partial.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # else a power cut after the rename can leave an empty file under the final name
+            os.fsync(
+                file.fileno()
+            )  # else a power cut after the rename can leave an empty file under the final name
         partial.replace(target)
     except OSError as error:
         raise AudioFileError(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -64,18 +64,23 @@ def decode_audio(source: Path | bytes, *, max_bytes: int, max_seconds: float) ->
         with open_audio(data) as container:
             return _decode_container(container, name, max_seconds)
     except av.FFmpegError as error:
-        raise AudioFileError(f"{name} is not an audio file, or is corrupt; give wav, flac, mp3, ogg or m4a") from error
+        raise AudioFileError(
+            f"{name} is not an audio file, or is corrupt; give wav, flac, mp3, ogg or m4a"
+        ) from error
 
 
-#: Tags that are not UTF-8 are no reason to refuse a recording: PyAV 19 takes any, before it had to be told.
-_ANY_TAGS: dict[str, Any] = {} if int(av.__version__.split(".")[0]) >= 19 else {"metadata_errors": "ignore"}
+#: Tags that are not UTF-8 are no reason to refuse a recording: PyAV 19 takes any, before it had to
+#: be told.
+_ANY_TAGS: dict[str, Any] = (
+    {} if int(av.__version__.split(".")[0]) >= 19 else {"metadata_errors": "ignore"}
+)
 
 
 def open_audio(data: bytes) -> av.container.InputContainer:
     """The container in the bytes of a file, which opens nothing else. Raises av.FFmpegError.
 
-    FFmpeg opens what a playlist or a concat script names, be it a local file or a URL. No protocol has the name
-    "none", so every such opening fails.
+    FFmpeg opens what a playlist or a concat script names, be it a local file or a URL. No protocol
+    has the name "none", so every such opening fails.
     """
     return av.open(io.BytesIO(data), "r", options={"protocol_whitelist": "none"}, **_ANY_TAGS)
 
@@ -103,7 +108,9 @@ def _wav_is_cut_short(data: bytes) -> bool:
     return data[:4] == b"RIFF" and len(data) < stated_bytes < _WAV_UNKNOWN_SIZE
 
 
-def _decode_container(container: av.container.InputContainer, name: str, max_seconds: float) -> AudioArray:
+def _decode_container(
+    container: av.container.InputContainer, name: str, max_seconds: float
+) -> AudioArray:
     if not container.streams.audio:
         raise AudioFileError(f"{name} has no audio track")
     stream = container.streams.audio[0]
@@ -115,9 +122,13 @@ def _decode_container(container: av.container.InputContainer, name: str, max_sec
             rate, channels = frame.sample_rate, frame.layout.nb_channels
             if not (1 <= channels <= MAX_CHANNELS and 1 <= rate <= MAX_SAMPLE_RATE):
                 limits = f"{MAX_CHANNELS} channels and {MAX_SAMPLE_RATE} Hz"
-                raise AudioFileError(f"{name} has {channels} channels at {rate} Hz; the limits are {limits}")
+                raise AudioFileError(
+                    f"{name} has {channels} channels at {rate} Hz; the limits are {limits}"
+                )
         if (frame.sample_rate, frame.layout.nb_channels) != (rate, channels):
-            raise AudioFileError(f"{name} changes its sample rate or channels midway; convert it to a plain wav")
+            raise AudioFileError(
+                f"{name} changes its sample rate or channels midway; convert it to a plain wav"
+            )
         pieces.append(_frame_samples(frame))
         count += frame.samples
         if count > max_seconds * rate:
@@ -128,7 +139,8 @@ def _decode_container(container: av.container.InputContainer, name: str, max_sec
     if stated_seconds is not None:
         if count / rate < stated_seconds - _STATED_LENGTH_TOLERANCE_SECONDS[container.format.name]:
             raise AudioFileError(
-                f"{name} is corrupt or cut short: {count / rate:.2f} s of the {stated_seconds:.2f} s its header states"
+                f"{name} is corrupt or cut short: {count / rate:.2f} s of the {stated_seconds:.2f} "
+                "s its header states"
             )
         # An MP4 file states its length, but FFmpeg decodes the last packet's padding all the same.
         excess = count - round(stated_seconds * rate)
@@ -143,7 +155,9 @@ def _stated_seconds(container: av.container.InputContainer, stream: av.AudioStre
         return None
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
-    if container.duration and not container.streams.video:  # the longest track's, which may be the video
+    if (
+        container.duration and not container.streams.video
+    ):  # the longest track's, which may be the video
         return container.duration / av.time_base
     return None
 
@@ -200,9 +214,14 @@ def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> N
     output_CTP = np.empty((samples_CS.shape[0], periods, up), np.float32)
     for start in range(0, up, _PHASES):
         phase_P = np.arange(start, min(start + _PHASES, up))
-        first_tap, last_tap = start * down // up - half_taps, int(phase_P[-1]) * down // up + half_taps
+        first_tap, last_tap = (
+            start * down // up - half_taps,
+            int(phase_P[-1]) * down // up + half_taps,
+        )
         tap_K = np.arange(first_tap, last_tap + 1)
-        time_PK = (-phase_P.astype(np.float32) / np.float32(up))[:, None] + tap_K.astype(np.float32) / np.float32(down)
+        time_PK = (-phase_P.astype(np.float32) / np.float32(up))[:, None] + tap_K.astype(
+            np.float32
+        ) / np.float32(down)
         kernel_PK = _windowed_sinc(time_PK * np.float32(cutoff)) * np.float32(cutoff / down)
         # Only the inputs that each period needs. A strided convolution would also read everything
         # between them: 86 s for a minute from 191999 Hz, where this takes one.
@@ -274,7 +293,9 @@ def check_writable(path: Path, *, float32: bool = False) -> None:
     check_replaceable(path)
 
 
-def write_audio(path: Path, samples_CS: Samples, sample_rate: int, *, float32: bool = False) -> None:
+def write_audio(
+    path: Path, samples_CS: Samples, sample_rate: int, *, float32: bool = False
+) -> None:
     """Write float32 or int16 [C, S] to `path` atomically, in the format of its suffix.
 
     `.wav` and `.flac` hold 16 bits: samples are clipped to [-1, 1], multiplied by 32768, rounded
@@ -288,7 +309,8 @@ def write_audio(path: Path, samples_CS: Samples, sample_rate: int, *, float32: b
     audio_format = _format_of(path, float32)
     if samples_CS.ndim != 2 or not 1 <= samples_CS.shape[0] <= MAX_CHANNELS:
         raise AudioFileError(
-            f"cannot write {str(path)!r}: samples of the shape {samples_CS.shape} are not [1..8, samples]"
+            f"cannot write {str(path)!r}: samples of the shape {samples_CS.shape} are not [1..8, "
+            "samples]"
         )
     if not np.isfinite(samples_CS).all():
         raise AudioFileError(f"cannot write {str(path)!r}: the samples hold NaN or infinity")
@@ -307,11 +329,15 @@ def write_audio(path: Path, samples_CS: Samples, sample_rate: int, *, float32: b
 def _format_of(path: Path, float32: bool) -> AudioFormat:
     found = FORMATS.get(path.suffix.lower())
     if found is None:
-        raise AudioFileError(f"cannot write {str(path)!r}: unknown suffix; use one of {', '.join(FORMATS)}")
+        raise AudioFileError(
+            f"cannot write {str(path)!r}: unknown suffix; use one of {', '.join(FORMATS)}"
+        )
     if not float32:
         return found
     if found.muxer != "wav":
-        raise AudioFileError(f"cannot write {str(path)!r} with float32 samples: only .wav holds them")
+        raise AudioFileError(
+            f"cannot write {str(path)!r} with float32 samples: only .wav holds them"
+        )
     return _FLOAT_WAV
 
 
@@ -323,7 +349,9 @@ def encode_audio(audio_format: AudioFormat, samples_CS: Samples, sample_rate: in
     # By default MP4 counts its length in units of 1 ms.
     options = {"movie_timescale": str(sample_rate)} if audio_format.muxer == "ipod" else {}
     buffer = io.BytesIO()
-    container, stream = open_encoder(buffer, audio_format, sample_rate, samples_CS.shape[0], options, {})
+    container, stream = open_encoder(
+        buffer, audio_format, sample_rate, samples_CS.shape[0], options, {}
+    )
     with container:
         for frame in encoder_frames(audio_format, samples_CS, sample_rate):
             container.mux(stream.encode(frame))
@@ -367,8 +395,12 @@ def open_encoder(
     The codec must support `sample_rate`. Raises av.FFmpegError or ValueError for what it refuses.
     """
     # "bitexact" leaves out versions, dates and random ids.
-    container = av.open(file, "w", format=audio_format.muxer, options={"fflags": "+bitexact", **muxer_options})
-    stream = container.add_stream(audio_format.codec, rate=sample_rate, layout=LAYOUTS[channels], options=codec_options)
+    container = av.open(
+        file, "w", format=audio_format.muxer, options={"fflags": "+bitexact", **muxer_options}
+    )
+    stream = container.add_stream(
+        audio_format.codec, rate=sample_rate, layout=LAYOUTS[channels], options=codec_options
+    )
     assert isinstance(stream, av.AudioStream)
     if audio_format.bits_per_second_per_channel is not None:
         stream.bit_rate = audio_format.bits_per_second_per_channel * channels

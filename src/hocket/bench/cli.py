@@ -16,7 +16,9 @@ from hocket.errors import ConfigError, HocketError
 if TYPE_CHECKING:
     from hocket.bench.report.conditions import Condition
 
-bench_app = typer.Typer(rich_markup_mode=None, help="Measure speech servers, and the engine by itself.")
+bench_app = typer.Typer(
+    rich_markup_mode=None, help="Measure speech servers, and the engine by itself."
+)
 
 
 @bench_app.command("serve")
@@ -46,11 +48,16 @@ def serve(options: ServeOptions) -> None:
 
 @bench_app.command("compare")
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A.json", help="Report of `hocket bench serve --json`: before.")],
+    a: Annotated[
+        Path,
+        typer.Argument(metavar="A.json", help="Report of `hocket bench serve --json`: before."),
+    ],
     b: Annotated[Path, typer.Argument(metavar="B.json", help="The report to compare: after.")],
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(help="Exit with 1 when a ratio B / A beyond noise does this: 'ttfa_p95_ms > 1.1'."),
+        typer.Option(
+            help="Exit with 1 when a ratio B / A beyond noise does this: 'ttfa_p95_ms > 1.1'."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
@@ -66,7 +73,10 @@ def compare(
     before, after = read_report(a, "serve"), read_report(b, "serve")
     stages, remarks = compare_reports(before, after), differences(before, after)
     if as_json:
-        ratios = {name: {key: ratio._asdict() for key, ratio in found.items()} for name, found in stages.items()}
+        ratios = {
+            name: {key: ratio._asdict() for key, ratio in found.items()}
+            for name, found in stages.items()
+        }
         typer.echo(json.dumps({"stages": ratios, "remarks": remarks}))
     else:
         print_comparison(stages, remarks, Console())

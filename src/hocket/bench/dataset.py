@@ -73,7 +73,8 @@ def load_dataset(kind: str, path: Path | None) -> list[Item]:
         return _seed_tts(path) if kind == "seed-tts" else _jsonl(path)
     if path is not None:
         raise ConfigError(
-            f"--dataset {kind} is built in and takes no path; only seed-tts and jsonl do", param="dataset"
+            f"--dataset {kind} is built in and takes no path; only seed-tts and jsonl do",
+            param="dataset",
         )
     names = list(set_names()) if kind == "all" else [name.strip() for name in kind.split(",")]
     unknown = [name for name in names if name not in _sentences()]
@@ -88,7 +89,12 @@ def load_dataset(kind: str, path: Path | None) -> list[Item]:
 
 
 def choose(
-    items: Sequence[Item], *, seed: int | None, limit: int | None, voices: Sequence[str] = (), references: bool = True
+    items: Sequence[Item],
+    *,
+    seed: int | None,
+    limit: int | None,
+    voices: Sequence[str] = (),
+    references: bool = True,
 ) -> list[Item]:
     """Shuffle by `seed` (None keeps the order), take the first `limit`, and assign `voices` in
     turn.
@@ -100,7 +106,10 @@ def choose(
     if not references:
         chosen = [replace(item, reference=None, reference_text=None) for item in chosen]
     if voices:
-        chosen = [replace(item, voice=voice) for item, voice in zip(chosen, itertools.cycle(voices), strict=False)]
+        chosen = [
+            replace(item, voice=voice)
+            for item, voice in zip(chosen, itertools.cycle(voices), strict=False)
+        ]
     return chosen
 
 
@@ -112,7 +121,9 @@ def data_uri(path: Path) -> str:
     except OSError as error:
         raise ReferenceAudioError(f"cannot read {str(path)!r}: {error.strerror}") from error
     if len(data) > _MAX_REFERENCE_BYTES:
-        raise ReferenceAudioError(f"{str(path)!r} has {len(data)} bytes; the limit is {_MAX_REFERENCE_BYTES}")
+        raise ReferenceAudioError(
+            f"{str(path)!r} has {len(data)} bytes; the limit is {_MAX_REFERENCE_BYTES}"
+        )
     kind = mimetypes.guess_type(path.name)[0] or "audio/wav"
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -127,11 +138,15 @@ def _seed_tts(path: Path) -> list[Item]:
     for number, line in _lines(file):
         fields = line.split("|")
         if len(fields) not in (4, 5):
-            raise ConfigError(f"{file}, line {number}: {len(fields)} fields; want id|reference text|file|text")
+            raise ConfigError(
+                f"{file}, line {number}: {len(fields)} fields; want id|reference text|file|text"
+            )
         name, words, reference, text = (field.strip() for field in fields[:4])
         if not text:
             raise ConfigError(f"{file}, line {number}: no text")
-        items.append(Item(name, text, language, None, _inside(file, reference, number), words or None))
+        items.append(
+            Item(name, text, language, None, _inside(file, reference, number), words or None)
+        )
     return _not_empty(items, file)
 
 
@@ -164,9 +179,13 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}", param="dataset") from error
+        raise ConfigError(
+            f"cannot read {str(path)!r}: {error.strerror}", param="dataset"
+        ) from error
     except UnicodeDecodeError:
-        raise ConfigError(f"{str(path)!r} is not UTF-8; convert it first", param="dataset") from None
+        raise ConfigError(
+            f"{str(path)!r} is not UTF-8; convert it first", param="dataset"
+        ) from None
     # Not splitlines: texts may contain U+2028 and the like.
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
@@ -181,9 +200,13 @@ def _inside(file: Path, name: str, number: int) -> Path:
         found = (folder / name).resolve()
         is_there = found.is_file()
     except (OSError, ValueError):  # too long, or a NUL
-        raise ConfigError(f"{file}, line {number}: the recording has a name that no file can have") from None
+        raise ConfigError(
+            f"{file}, line {number}: the recording has a name that no file can have"
+        ) from None
     if not found.is_relative_to(folder):
-        raise ConfigError(f"{file}, line {number}: the recording {name!r} lies outside of the list's folder")
+        raise ConfigError(
+            f"{file}, line {number}: the recording {name!r} lies outside of the list's folder"
+        )
     if not is_there:
         raise ConfigError(f"{file}, line {number}: the recording {name!r} is not there")
     return found

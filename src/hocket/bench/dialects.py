@@ -43,14 +43,23 @@ class Dialect:
         """Raise ConfigError when these requests cannot be written."""
         if delivery not in self.deliveries:
             known = ", ".join(self.deliveries)
-            raise ConfigError(f"--dialect {self.name} has no --delivery {delivery}; it has {known}", param="delivery")
+            raise ConfigError(
+                f"--dialect {self.name} has no --delivery {delivery}; it has {known}",
+                param="delivery",
+            )
         if response_format not in FORMATS:
-            raise ConfigError(f"--format is {response_format!r}; use one of {', '.join(FORMATS)}", param="format")
+            raise ConfigError(
+                f"--format is {response_format!r}; use one of {', '.join(FORMATS)}", param="format"
+            )
         if delivery != "whole" and response_format not in self.streamed_formats:
             known = ", ".join(self.streamed_formats)
-            raise ConfigError(f"--dialect {self.name} streams {known} only, not {response_format}", param="format")
+            raise ConfigError(
+                f"--dialect {self.name} streams {known} only, not {response_format}", param="format"
+            )
         if self.reference is None and any(item.reference is not None for item in items):
-            raise ConfigError(f"--dialect {self.name} has no field for reference audio; use --no-references")
+            raise ConfigError(
+                f"--dialect {self.name} has no field for reference audio; use --no-references"
+            )
 
     def body(
         self,
@@ -97,7 +106,11 @@ _KOKORO_LANGUAGES = {
 _DIALECTS = (
     Dialect(
         "hocket",
-        {"raw": {"stream_format": "audio"}, "sse": {"stream_format": "sse"}, "whole": {"stream": False}},
+        {
+            "raw": {"stream_format": "audio"},
+            "sse": {"stream_format": "sse"},
+            "whole": {"stream": False},
+        },
         language="language",
         reference="reference_audio",
         reference_text="reference_text",
@@ -112,7 +125,11 @@ _DIALECTS = (
     ),
     Dialect(
         "vllm-omni",
-        {"raw": {"stream": True, "stream_format": "audio"}, "sse": {"stream": True}, "whole": {"stream": False}},
+        {
+            "raw": {"stream": True, "stream_format": "audio"},
+            "sse": {"stream": True},
+            "whole": {"stream": False},
+        },
         streamed_formats=("pcm", "wav"),
         language="language",
         reference="ref_audio",
@@ -121,7 +138,11 @@ _DIALECTS = (
     ),
     Dialect(
         "sglang-omni",
-        {"raw": {"stream": True, "stream_format": "audio"}, "sse": {"stream": True}, "whole": {"stream": False}},
+        {
+            "raw": {"stream": True, "stream_format": "audio"},
+            "sse": {"stream": True},
+            "whole": {"stream": False},
+        },
         streamed_formats=("pcm",),
         language="language",
         reference="ref_audio",
@@ -145,11 +166,15 @@ def parse_delivery(name: str) -> Delivery:
     for delivery in DELIVERIES:
         if delivery == name:
             return delivery
-    raise ConfigError(f"--delivery is {name!r}; use one of {', '.join(DELIVERIES)}", param="delivery")
+    raise ConfigError(
+        f"--delivery is {name!r}; use one of {', '.join(DELIVERIES)}", param="delivery"
+    )
 
 
 def find_dialect(name: str) -> Dialect:
     """The dialect called `name`. Raises ConfigError."""
     if name not in DIALECTS:
-        raise ConfigError(f"--dialect is {name!r}; use one of {', '.join(DIALECTS)}", param="dialect")
+        raise ConfigError(
+            f"--dialect is {name!r}; use one of {', '.join(DIALECTS)}", param="dialect"
+        )
     return DIALECTS[name]

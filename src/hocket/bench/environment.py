@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_PACKAGES = ("hocket", "torch", "triton", "numpy", "av", "h11", "uvloop", "faster-whisper", "whisper-normalizer")
+_PACKAGES = (
+    "hocket",
+    "torch",
+    "triton",
+    "numpy",
+    "av",
+    "h11",
+    "uvloop",
+    "faster-whisper",
+    "whisper-normalizer",
+)
 #: Options whose values are secret.
 _SECRET_OPTIONS = ("--api-key", "--recogniser-api-key")
 
@@ -43,12 +53,21 @@ def device_facts(device: torch.device) -> dict[str, Any]:
     """The device as PyTorch sees it, and PyTorch's version; "gpu" is None on a CPU."""
     import torch
 
-    facts = {"device": str(device), "gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}
+    facts = {
+        "device": str(device),
+        "gpu": None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
     if device.type != "cuda":
         return facts
     card = torch.cuda.get_device_properties(device)
     memory_gb = round(card.total_memory / 1e9)
-    return facts | {"gpu": card.name, "processors": card.multi_processor_count, "memory_gb": memory_gb}
+    return facts | {
+        "gpu": card.name,
+        "processors": card.multi_processor_count,
+        "memory_gb": memory_gb,
+    }
 
 
 def package_versions(*names: str) -> dict[str, str | None]:
@@ -71,7 +90,9 @@ def module_command(*left_out: str) -> str:
     """The command that runs this benchmark (`python -m ...`), without the arguments that are
     `left_out`.
     """
-    return shlex.join(["python", *(argument for argument in sys.orig_argv[1:] if argument not in left_out)])
+    return shlex.join(
+        ["python", *(argument for argument in sys.orig_argv[1:] if argument not in left_out)]
+    )
 
 
 def now() -> str:
@@ -108,7 +129,10 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _version(package: str) -> str | None:
@@ -135,4 +159,8 @@ def _gpus() -> list[str]:
         listed = subprocess.run(query, check=False, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [line.strip() for line in listed.stdout.splitlines() if line.strip()] if listed.returncode == 0 else []
+    return (
+        [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+        if listed.returncode == 0
+        else []
+    )

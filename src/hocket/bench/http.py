@@ -50,17 +50,25 @@ class Target:
             parts = urlsplit(base_url)
             port = parts.port
         except ValueError:
-            raise ConfigError("the address is not valid; give one such as http://127.0.0.1:8000") from None
+            raise ConfigError(
+                "the address is not valid; give one such as http://127.0.0.1:8000"
+            ) from None
         if not base_url.isascii() or not base_url.isprintable() or " " in base_url:
-            raise ConfigError("write the address in ASCII and without spaces (xn--… for other letters)")
+            raise ConfigError(
+                "write the address in ASCII and without spaces (xn--… for other letters)"
+            )
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError("the address does not begin with http:// or https:// and a host", param="base_url")
+            raise ConfigError(
+                "the address does not begin with http:// or https:// and a host", param="base_url"
+            )
         try:
             parts.hostname.encode("idna")
         except UnicodeError:
             raise ConfigError("the address has no valid name of a host", param="base_url") from None
         if parts.username is not None or parts.query or parts.fragment:
-            raise ConfigError("leave user, query and fragment out of the address; keys go into HOCKET_API_KEY")
+            raise ConfigError(
+                "leave user, query and fragment out of the address; keys go into HOCKET_API_KEY"
+            )
         is_tls = parts.scheme == "https"
         return cls(
             host=parts.hostname,
@@ -103,7 +111,10 @@ def bearer(api_key: str | None) -> dict[str, str]:
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
-        raise ConfigError("the API key has characters that no header can carry; was it copied whole?", param="api_key")
+        raise ConfigError(
+            "the API key has characters that no header can carry; was it copied whole?",
+            param="api_key",
+        )
     return {"Authorization": f"Bearer {api_key}"}
 
 
@@ -139,7 +150,12 @@ async def send(
     """
     response = Response(sent_at=perf_counter())
     exchange = _Exchange(response, max_bytes)
-    lines = {"Host": target.authority, "Content-Length": str(len(body)), "Connection": "close", **headers}
+    lines = {
+        "Host": target.authority,
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        **headers,
+    }
     request = h11.Request(method=method, target=target.prefix + path, headers=list(lines.items()))
     transport = None
     try:
@@ -174,7 +190,11 @@ class _Exchange(asyncio.Protocol):
 
     def begin(self, request: h11.Request, body: bytes) -> bytes:
         """The bytes of the request."""
-        parts = [self._http.send(request), self._http.send(h11.Data(data=body)), self._http.send(h11.EndOfMessage())]
+        parts = [
+            self._http.send(request),
+            self._http.send(h11.Data(data=body)),
+            self._http.send(h11.EndOfMessage()),
+        ]
         return b"".join(part for part in parts if part)
 
     def data_received(self, data: bytes) -> None:
@@ -217,7 +237,9 @@ class _Exchange(asyncio.Protocol):
                 self._end("too_big", f"more than {self._max_bytes} bytes")
         elif isinstance(event, h11.Response):
             self._response.status = event.status_code
-            self._response.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+            self._response.headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
+            }
         elif isinstance(event, h11.EndOfMessage):
             self._response.ended_at = now
             self._end()

@@ -57,7 +57,9 @@ def bench_isolation(config: RunConfig, by: By) -> dict[str, Any]:
     if by == "seed":
         config = replace(config, request_seed=config.request_seed or 0)
         if config.dialect.seed is None:
-            raise ConfigError(f"--dialect {config.dialect.name} has no field for seeds; use --by words")
+            raise ConfigError(
+                f"--dialect {config.dialect.name} has no field for seeds; use --by words"
+            )
     with (
         TemporaryDirectory(prefix="hocket-bench-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -102,7 +104,9 @@ def _rows(
     said = [item.text for item in config.items]
     rows = []
     for i, item in enumerate(config.items):
-        nearest = max((j for j, text in enumerate(said) if text != item.text), key=lambda j: likeness[i, j])
+        nearest = max(
+            (j for j, text in enumerate(said) if text != item.text), key=lambda j: likeness[i, j]
+        )
         own, other = float(likeness[i, i]), float(likeness[i, nearest])
         row = {
             "index": i,
@@ -132,15 +136,21 @@ def print_isolation(report: dict[str, Any]) -> str:
     """The counts, then a line for every answer that does not match its own request."""
     counts = report["counts"]
     shown = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    lines = [f"{report['requests']} answers, {report['most_open']} at a time, by {report['by']}: {shown}"]
+    lines = [
+        f"{report['requests']} answers, {report['most_open']} at a time, by {report['by']}: {shown}"
+    ]
     for row in report["answers"]:
         if row["verdict"] == "other":
-            lines.append(f"  LEAK: request {row['index']} got the speech of request {row['nearest_other']}")
+            lines.append(
+                f"  LEAK: request {row['index']} got the speech of request {row['nearest_other']}"
+            )
         elif row["verdict"] == "failed":
             lines.append(f"  request {row['index']} failed: {row['problem']}")
         if row.get("voice_verdict") == "other":
             voice = row["voice_match"]
-            lines.append(f"  LEAK: request {row['index']} was spoken in the voice of request {voice}")
+            lines.append(
+                f"  LEAK: request {row['index']} was spoken in the voice of request {voice}"
+            )
     if counts.get("unclear"):
         lines.append("  unclear: not similar enough to any text; this proves nothing either way")
     lines.append({"isolated": "PASS", "leak": "FAIL", "unproven": "NOT PROVEN"}[report["verdict"]])
@@ -178,10 +188,15 @@ def _recognise(config: RunConfig, audio: Sequence[NDArray[np.float32] | None]) -
 
 def _words_likeness(config: RunConfig, decoded: Sequence[str]) -> NDArray[np.float64]:
     """Similarity [answer, text]: 1 where all characters agree, 0 where none does."""
-    distance: Any = need("rapidfuzz", "hocket bench isolation").distance.Levenshtein.normalized_similarity
+    distance: Any = need(
+        "rapidfuzz", "hocket bench isolation"
+    ).distance.Levenshtein.normalized_similarity
     rows = [
         [
-            distance(normal(item.text, item.language).replace(" ", ""), normal(text, item.language).replace(" ", ""))
+            distance(
+                normal(item.text, item.language).replace(" ", ""),
+                normal(text, item.language).replace(" ", ""),
+            )
             for item in config.items
         ]
         for text in decoded
@@ -203,7 +218,9 @@ def _envelope(samples_S: NDArray[np.float32] | None) -> NDArray[np.float64]:
         return np.zeros(1)
     width = round(RATE * _ENVELOPE_SECONDS)
     power = (
-        np.square(np.pad(samples_S, (0, -len(samples_S) % width)).astype(np.float64)).reshape(-1, width).mean(axis=1)
+        np.square(np.pad(samples_S, (0, -len(samples_S) % width)).astype(np.float64))
+        .reshape(-1, width)
+        .mean(axis=1)
     )
     return np.log10(power + 1e-8) + 8.0
 
@@ -224,11 +241,15 @@ def _verdict(own: float, other: float) -> Verdict:
     return "own" if own > other else "other"
 
 
-def _match_voices(config: RunConfig, audio: Sequence[NDArray[np.float32] | None], rows: list[dict[str, Any]]) -> None:
+def _match_voices(
+    config: RunConfig, audio: Sequence[NDArray[np.float32] | None], rows: list[dict[str, Any]]
+) -> None:
     """Note the reference voice that each answer is most similar to."""
     model = config.speaker_model
     assert model is not None
-    references = {item.reference: i for i, item in enumerate(config.items) if item.reference is not None}
+    references = {
+        item.reference: i for i, item in enumerate(config.items) if item.reference is not None
+    }
     assert len(references) > 1, "a single voice always matches itself"
     known = {path: embed_file(model, path) for path in references if path is not None}
     for row, item, samples in zip(rows, config.items, audio, strict=True):

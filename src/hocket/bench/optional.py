@@ -25,4 +25,6 @@ def need(module: str, option: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0].replace("_", "-")
-        raise ConfigError(f"{option} needs {package}, which is not installed; run: {_COMMANDS[module]}") from None
+        raise ConfigError(
+            f"{option} needs {package}, which is not installed; run: {_COMMANDS[module]}"
+        ) from None

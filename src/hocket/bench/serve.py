@@ -49,15 +49,21 @@ def bench_serve(config: RunConfig) -> dict[str, Any]:
 
 async def _session(config: RunConfig, folder: Path) -> dict[str, Any]:
     first = BenchClient(config, folder / "first")
-    streams = min(_SELF_CHECK_STREAMS, max(load.clients or _SELF_CHECK_STREAMS for load in config.loads))
+    streams = min(
+        _SELF_CHECK_STREAMS, max(load.clients or _SELF_CHECK_STREAMS for load in config.loads)
+    )
     floor = await self_check(streams) if config.has_self_check else None
     server = await first.server_facts()
     await first.warm_up()
     # Files state their rate, and Opus always has the same one.
-    shape, problem = await first.probe() if config.has_probe and config.response_format == "pcm" else (None, "")
+    shape, problem = (
+        await first.probe() if config.has_probe and config.response_format == "pcm" else (None, "")
+    )
     stages = []
     for i, load in enumerate(config.loads):
-        stages.append(await _stage(config, load, BenchClient(config, folder / f"stage-{i}"), f"{i}-", shape))
+        stages.append(
+            await _stage(config, load, BenchClient(config, folder / f"stage-{i}"), f"{i}-", shape)
+        )
     return {
         "hocket_bench": 1,
         "kind": "serve",
@@ -81,7 +87,9 @@ async def _stage(
 ) -> dict[str, Any]:
     # Encoded beforehand: a reference takes milliseconds to become JSON, in which the clock would be
     # late.
-    count = load.requests if config.request_seed is not None else min(load.requests, len(config.items))
+    count = (
+        load.requests if config.request_seed is not None else min(load.requests, len(config.items))
+    )
     bodies = [client.body(i) for i in range(count)]
     before = await scrape(config.target)
     with progress_bar(load.requests) as show:
@@ -93,7 +101,11 @@ async def _stage(
 
 
 def _examine(
-    config: RunConfig, client: BenchClient, run: StageRun, prefix: str, shape: tuple[int, int] | None
+    config: RunConfig,
+    client: BenchClient,
+    run: StageRun,
+    prefix: str,
+    shape: tuple[int, int] | None,
 ) -> tuple[list[Outcome], str | None]:
     """Judge every answer, alone and beside the others; the text is the reason why words or voices
     are not judged.
@@ -134,7 +146,11 @@ def judge_one(config: RunConfig, client: BenchClient, one: SentRequest, began: f
 
 
 def _stage_report(
-    load: Load, run: StageRun, outcomes: Sequence[Outcome], metrics: dict[str, Any] | None, seed: int
+    load: Load,
+    run: StageRun,
+    outcomes: Sequence[Outcome],
+    metrics: dict[str, Any] | None,
+    seed: int,
 ) -> dict[str, Any]:
     requests = [outcome.as_json() for outcome in outcomes]
     window = run.window[0] - run.began, run.window[1] - run.began
@@ -142,12 +158,18 @@ def _stage_report(
         "name": load.name,
         "load": asdict(load),
         "timeline": timeline_of(requests, window, run.seconds),
-        "generator": {**generator_load(run), "late_p99_ms": round(_late_ms(outcomes), 3), "most_open": run.max_open},
+        "generator": {
+            **generator_load(run),
+            "late_p99_ms": round(_late_ms(outcomes), 3),
+            "most_open": run.max_open,
+        },
         "server_metrics": metrics,
         "server_first_audio_ms": first_audio(metrics),
         "requests": requests,
     }
-    stage["figures"] = {name: list(map(_rounded, figure)) for name, figure in figures_of(stage, seed).items()}
+    stage["figures"] = {
+        name: list(map(_rounded, figure)) for name, figure in figures_of(stage, seed).items()
+    }
     stage["notes"] = _notes(stage)
     for request in requests[_KEPT_MARKS:]:
         del request["marks"]
@@ -161,10 +183,14 @@ def _late_ms(outcomes: Sequence[Outcome]) -> float:
 def _notes(stage: dict[str, Any]) -> list[str]:
     notes, own = [], stage["generator"]
     if own["cores"] > _BUSY_CORES:
-        notes.append(f"the generator used {own['cores']:.2f} cores: it was the bottleneck, or near it")
+        notes.append(
+            f"the generator used {own['cores']:.2f} cores: it was the bottleneck, or near it"
+        )
     if max(own["lag_p99_ms"], own["late_p99_ms"]) > _LATE_MS:
         late = max(own["lag_p99_ms"], own["late_p99_ms"])
-        notes.append(f"the generator was {late:.0f} ms late at p99: this machine is too busy for this load")
+        notes.append(
+            f"the generator was {late:.0f} ms late at p99: this machine is too busy for this load"
+        )
     max_open = stage["generator"]["most_open"]
     if len(stage["requests"]) < 4 * max_open:
         counts = f"{len(stage['requests'])} requests, {max_open} at a time"

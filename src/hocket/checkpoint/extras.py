@@ -43,7 +43,9 @@ class Extras:
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
 
 
-def load_extras(folder: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()) -> Extras:
+def load_extras(
+    folder: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()
+) -> Extras:
     """Extras in `folder` for a talker of `n_vq` codebooks of these sizes that knows `speakers`.
 
     Raises CheckpointError.
@@ -67,4 +69,6 @@ def _load_hocket_file(path: Path) -> _HocketFile:
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
-        raise CheckpointError(f"{str(path)!r}: {f'{key}: ' if key else ''}{problem['msg']}; correct it") from error
+        raise CheckpointError(
+            f"{str(path)!r}: {f'{key}: ' if key else ''}{problem['msg']}; correct it"
+        ) from error

@@ -26,12 +26,16 @@ def resolve_checkpoint(model: str | Path, *, revision: str | None = None) -> Pat
     folder = Path(model).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise CheckpointError(f"{folder} is a folder, which has no revision {revision!r}; leave the revision out")
+            raise CheckpointError(
+                f"{folder} is a folder, which has no revision {revision!r}; leave the revision out"
+            )
         return folder
     if folder.exists():
         raise CheckpointError(f"{folder} is a file; give the folder that holds the checkpoint")
     if isinstance(model, Path) or _HUB_ID.fullmatch(model) is None:
-        raise CheckpointError(f"{str(model)!r} is neither a folder nor a hub id; check the path, or give owner/name")
+        raise CheckpointError(
+            f"{str(model)!r} is neither a folder nor a hub id; check the path, or give owner/name"
+        )
     return _fetch(model, revision)
 
 
@@ -41,13 +45,21 @@ def read_config(folder: Path) -> dict[str, object]:
     try:
         config = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} holds no config.json; give the folder of a complete checkpoint") from None
+        raise CheckpointError(
+            f"{folder} holds no config.json; give the folder of a complete checkpoint"
+        ) from None
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
+        raise CheckpointError(
+            f"{file} cannot be read ({error.strerror}); check its permissions"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON ({error}); download the checkpoint again") from error
+        raise CheckpointError(
+            f"{file} is not valid JSON ({error}); download the checkpoint again"
+        ) from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds a {type(config).__name__}, not an object; download the checkpoint again")
+        raise CheckpointError(
+            f"{file} holds a {type(config).__name__}, not an object; download the checkpoint again"
+        )
     return config
 
 
@@ -88,18 +100,36 @@ def _explain(model: str, revision: str | None, error: Exception) -> str:
 
     match error:
         case errors.HFValidationError():
-            return f"{model!r} is neither a folder nor a valid hub id; check the path, or give owner/name"
+            return (
+                f"{model!r} is neither a folder nor a valid hub id; check the path, or give "
+                "owner/name"
+            )
         case errors.OfflineModeIsEnabled():
-            return f"{model!r} is not fully cached and HF_HUB_OFFLINE forbids downloads; unset it or give a folder"
+            return (
+                f"{model!r} is not fully cached and HF_HUB_OFFLINE forbids downloads; unset it or "
+                "give a folder"
+            )
         case errors.GatedRepoError():
-            return f"{model!r} is gated; accept its terms on its hub page, then log in with `hf auth login`"
+            return (
+                f"{model!r} is gated; accept its terms on its hub page, then log in with `hf auth "
+                "login`"
+            )
         case errors.RepositoryNotFoundError():
-            return f"{model!r} is not a folder, and not on the hub or private; check the name, or run `hf auth login`"
+            return (
+                f"{model!r} is not a folder, and not on the hub or private; check the name, or "
+                "run `hf auth login`"
+            )
         case errors.RevisionNotFoundError():
             return f"{model!r} has no revision {revision!r}; give an existing branch, tag or commit"
         case errors.DisabledRepoError():
             return f"{model!r} has been disabled on the hub; use another model or give a folder"
         case errors.HfHubHTTPError():
-            return f"the hub answered HTTP {error.response.status_code} for {model!r}; try again later or give a folder"
+            return (
+                f"the hub answered HTTP {error.response.status_code} for {model!r}; try again "
+                "later or give a folder"
+            )
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    return f"{model!r} cannot be fetched from the hub ({reason}); check network and disk, or give a folder"
+    return (
+        f"{model!r} cannot be fetched from the hub ({reason}); check network and disk, or give a "
+        "folder"
+    )

@@ -1,7 +1,8 @@
 """Built-in voices: a checkpoint's `voices/` folder, read and checked when it is loaded.
 
     voices/NAME.json    description of the voice (`_VoiceFile`)
-    voices/NAME.npy     its codes, integers [frames, codebooks], as `hocket codec encode --as-reference` writes them
+    voices/NAME.npy     its codes, integers [frames, codebooks],
+    as `hocket codec encode --as-reference` writes them
 
 The voice `default` always exists and has no codes: the model chooses. `voices/default.json` may
 describe it. Speakers that a model knows by name are voices too.
@@ -93,14 +94,20 @@ Voices = Mapping[str, BuiltinVoice]
 ONLY_DEFAULT: Voices = {DEFAULT_VOICE: BuiltinVoice("The model's own choice")}
 
 
-def load_voices(checkpoint: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()) -> Voices:
+def load_voices(
+    checkpoint: Path, *, n_vq: int, codebook_sizes: Sequence[int], speakers: Iterable[str] = ()
+) -> Voices:
     """The voices of a checkpoint whose talker makes `n_vq` codes a frame and knows `speakers`.
 
     Speakers whose name no voice can have are left out, with a warning. Raises CheckpointError.
     """
     folder = checkpoint / "voices"
     try:
-        files = sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
+        files = (
+            sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+            if folder.is_dir()
+            else []
+        )
     except OSError as error:
         raise CheckpointError(f"cannot read {str(folder)!r}: {error.strerror}") from error
     known: dict[str, BuiltinVoice] = {}
@@ -114,9 +121,13 @@ def load_voices(checkpoint: Path, *, n_vq: int, codebook_sizes: Sequence[int], s
         if path.suffix == ".json":
             voices[_name_of(path)] = _load_voice(path, n_vq, codebook_sizes)
         elif path.suffix != ".npy":
-            raise CheckpointError(f"{str(path)!r} is no part of a voice; a voice is NAME.json and NAME.npy")
+            raise CheckpointError(
+                f"{str(path)!r} is no part of a voice; a voice is NAME.json and NAME.npy"
+            )
         elif not path.with_suffix(".json").is_file():
-            raise CheckpointError(f"{str(path)!r} has no {path.stem}.json beside it, which says what the voice is")
+            raise CheckpointError(
+                f"{str(path)!r} has no {path.stem}.json beside it, which says what the voice is"
+            )
     return voices
 
 
@@ -124,7 +135,9 @@ def find_voice(voices: Voices, name: str) -> BuiltinVoice:
     """The voice called `name`, in any spelling. Raises InvalidRequestError (`voice`)."""
     voice = voices.get(voice_name(name, param="voice"))
     if voice is None:
-        raise VoiceNotFoundError(f"there is no voice {name!a}; there are {', '.join(voices)}", param="voice")
+        raise VoiceNotFoundError(
+            f"there is no voice {name!a}; there are {', '.join(voices)}", param="voice"
+        )
     return voice
 
 
@@ -139,7 +152,9 @@ def with_reference_of_voice(request: SpeechRequest, voices: Voices) -> SpeechReq
     if voice.is_speaker:
         return request
     references = () if voice.codes is None else (voice.codes,)
-    return request.model_copy(update={"voice": None, "reference": references, "reference_text": voice.reference_text})
+    return request.model_copy(
+        update={"voice": None, "reference": references, "reference_text": voice.reference_text}
+    )
 
 
 def voice_name(name: str, *, param: str = "name") -> str:
@@ -149,14 +164,22 @@ def voice_name(name: str, *, param: str = "name") -> str:
     bytes of UTF-8. Names differ in more than case, because some file systems ignore it.
     """
     spelt = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-    if not spelt or not _is_initial(spelt[0]) or not all(_is_initial(c) or _is_inner(c) for c in spelt):
+    if (
+        not spelt
+        or not _is_initial(spelt[0])
+        or not all(_is_initial(c) or _is_inner(c) for c in spelt)
+    ):
         shown = ascii(name[:MAX_NAME_BYTES])
         raise InvalidRequestError(
-            f"{shown} is no voice name; use letters and digits, and behind the first also '-', '_' and '.'", param=param
+            f"{shown} is no voice name; use letters and digits, and behind the first also '-', '_' "
+            "and '.'",
+            param=param,
         )
     if len(spelt.encode()) > MAX_NAME_BYTES:
         raise InvalidRequestError(
-            f"a voice name has {MAX_NAME_BYTES} bytes at most, this one {len(spelt.encode())}; shorten it", param=param
+            f"a voice name has {MAX_NAME_BYTES} bytes at most, this one {len(spelt.encode())}; "
+            "shorten it",
+            param=param,
         )
     return spelt
 
@@ -170,7 +193,8 @@ def _is_inner(character: str) -> bool:
     return character in "-_." or unicodedata.category(character)[0] == "M"
 
 
-# ---------------------------------------------------------------------------------------------------- files
+# --------------------------------------------------------------------------------------------------
+# files
 
 
 def _name_of(path: Path) -> str:
@@ -180,7 +204,9 @@ def _name_of(path: Path) -> str:
             return name
     except InvalidRequestError as error:
         raise CheckpointError(f"{str(path)!r}: {error}") from error
-    raise CheckpointError(f"{str(path)!r}: names of voices have small letters; rename it to {voice_name(name)}.json")
+    raise CheckpointError(
+        f"{str(path)!r}: names of voices have small letters; rename it to {voice_name(name)}.json"
+    )
 
 
 def _load_voice(path: Path, n_vq: int, codebook_sizes: Sequence[int]) -> BuiltinVoice:
@@ -192,14 +218,17 @@ def _load_voice(path: Path, n_vq: int, codebook_sizes: Sequence[int]) -> Builtin
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
         reason = requirement(problem) if problem["type"] == "value_error" else problem["msg"]
-        raise CheckpointError(f"{str(path)!r} describes no voice: {f'{key}: ' if key else ''}{reason}") from error
+        raise CheckpointError(
+            f"{str(path)!r} describes no voice: {f'{key}: ' if key else ''}{reason}"
+        ) from error
     codes_path = path.with_suffix(".npy")
     codes_FN = None
     if path.stem != DEFAULT_VOICE:
         codes_FN = _load_codes(codes_path, n_vq, codebook_sizes)
     elif codes_path.exists() or facts.transcript is not None:
         raise CheckpointError(
-            f"{str(path)!r}: the voice {DEFAULT_VOICE!r} is the model's own and has no codes and no transcript; "
+            f"{str(path)!r}: the voice {DEFAULT_VOICE!r} is the model's own and has no codes and "
+            "no transcript; "
             "give a voice with codes another name"
         )
     return BuiltinVoice(codes=codes_FN, **facts.model_dump())
@@ -212,10 +241,13 @@ def _load_codes(path: Path, n_vq: int, codebook_sizes: Sequence[int]) -> NDArray
         raise CheckpointError(f"the codes of a voice: {error}") from error
     frames, codebooks = codes_FN.shape
     if frames > _MAX_FRAMES:
-        raise CheckpointError(f"{str(path)!r} has {frames} frames; a voice has {_MAX_FRAMES} at most")
+        raise CheckpointError(
+            f"{str(path)!r} has {frames} frames; a voice has {_MAX_FRAMES} at most"
+        )
     if codebooks < n_vq or (codes_FN[:, :n_vq] >= np.array(codebook_sizes[:n_vq])).any():
         raise CheckpointError(
-            f"{str(path)!r} has codes up to {codes_FN.max()} in {codebooks} codebooks, the model {n_vq} codebooks of "
+            f"{str(path)!r} has codes up to {codes_FN.max()} in {codebooks} codebooks, the model "
+            f"{n_vq} codebooks of "
             f"{max(codebook_sizes)} codes; encode its recording with the model's own codec"
         )
     return codes_FN

@@ -112,7 +112,10 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists() and single.exists():
-        raise CheckpointError(f"{folder} holds both {index.name} and {single.name}; remove the one that is out of date")
+        raise CheckpointError(
+            f"{folder} holds both {index.name} and {single.name}; remove the one that is out of "
+            "date"
+        )
     if index.exists():
         return _sharded_tensors(index)
     if single.exists():
@@ -125,9 +128,12 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{folder} holds {names} but no {index.name}; {_DOWNLOAD_AGAIN}")
     if any(file.suffix in {".bin", ".pt", ".pth", ".ckpt"} for file in folder.iterdir()):
         raise CheckpointError(
-            f"{folder} holds only pickled weights, which can run code when opened; convert them to {single.name}"
+            f"{folder} holds only pickled weights, which can run code when opened; convert them to "
+            f"{single.name}"
         )
-    raise CheckpointError(f"{folder} holds no *.safetensors file; {_DOWNLOAD_AGAIN} or give the folder that holds it")
+    raise CheckpointError(
+        f"{folder} holds no *.safetensors file; {_DOWNLOAD_AGAIN} or give the folder that holds it"
+    )
 
 
 def _entries_by_parameter(
@@ -142,14 +148,20 @@ def _entries_by_parameter(
             raise RuntimeError(f"two entries of the weight table accept {taken.pop()!r}")
         accepted.update(entry.names)
         if entry.parameter not in shapes:
-            raise RuntimeError(f"the weight table fills {entry.parameter!r}, which the module does not have")
+            raise RuntimeError(
+                f"the weight table fills {entry.parameter!r}, which the module does not have"
+            )
         shape = shapes[entry.parameter]
         if _row_shape(entry.shape, entry.squeeze) != _row_shape(shape, entry.squeeze):
-            raise RuntimeError(f"{entry.names[0]!r} {entry.shape} does not fit {entry.parameter!r} {tuple(shape)}")
+            raise RuntimeError(
+                f"{entry.names[0]!r} {entry.shape} does not fit {entry.parameter!r} {tuple(shape)}"
+            )
         groups.setdefault(entry.parameter, (shape, []))[1].append(entry)
     for parameter, (shape, entries) in groups.items():
         if sum(math.prod(entry.shape) for entry in entries) != shape.numel():
-            raise RuntimeError(f"the weight table's rows of {parameter!r} do not add up to {tuple(shape)}")
+            raise RuntimeError(
+                f"the weight table's rows of {parameter!r} do not add up to {tuple(shape)}"
+            )
         if len({entry.dtype for entry in entries}) != 1:
             raise RuntimeError(f"the weight table gives {parameter!r} several dtypes")
     if unfilled := sorted(shapes.keys() - groups.keys()):
@@ -162,7 +174,10 @@ def _row_shape(shape: Sequence[int], squeeze: bool) -> tuple[int, ...]:
 
 
 def _match(
-    stored: dict[str, StoredTensor], table: Iterable[WeightEntry], tied: Collection[str], folder: Path
+    stored: dict[str, StoredTensor],
+    table: Iterable[WeightEntry],
+    tied: Collection[str],
+    folder: Path,
 ) -> dict[WeightEntry, str]:
     """The stored name for each entry; every stored tensor is used once or tied."""
     sources: dict[WeightEntry, str] = {}
@@ -170,7 +185,9 @@ def _match(
     for entry in table:
         found = [name for name in entry.names if name in stored]
         if len(found) > 1:
-            raise CheckpointError(f"{folder} holds {entry.names[0]!r} more than once, as {_some(found)}; keep one")
+            raise CheckpointError(
+                f"{folder} holds {entry.names[0]!r} more than once, as {_some(found)}; keep one"
+            )
         if not found:
             missing.append(entry.names[0])
             continue
@@ -178,21 +195,25 @@ def _match(
         tensor = stored[found[0]]
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{found[0]!r} in {tensor.file.name} is stored as {tensor.dtype}, not as one of {', '.join(_FLOATS)}; "
+                f"{found[0]!r} in {tensor.file.name} is stored as {tensor.dtype}, not as one of "
+                f"{', '.join(_FLOATS)}; "
                 "use the original checkpoint, not a quantised one"
             )
         if tensor.shape != entry.shape:
             raise CheckpointError(
-                f"{found[0]!r} in {tensor.file.name} has shape {list(tensor.shape)}, but config.json asks for "
+                f"{found[0]!r} in {tensor.file.name} has shape {list(tensor.shape)}, but "
+                "config.json asks for "
                 f"{list(entry.shape)}; use the config.json that belongs to these weights"
             )
     if missing:
         raise CheckpointError(
-            f"{folder} lacks {_some(missing)}; {_DOWNLOAD_AGAIN}, or check that it is the right model"
+            f"{folder} lacks {_some(missing)}; {_DOWNLOAD_AGAIN}, or check that it is the right "
+            "model"
         )
     if unknown := sorted(stored.keys() - set(sources.values()) - set(tied)):
         raise CheckpointError(
-            f"{folder} holds {_some(unknown)}, unknown for its config.json; use the config.json of these weights"
+            f"{folder} holds {_some(unknown)}, unknown for its config.json; use the config.json of "
+            "these weights"
         )
     return sources
 
@@ -202,7 +223,9 @@ def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
     try:
         document = json.loads(index.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{index} cannot be read ({_first_line(error)}); {_DOWNLOAD_AGAIN}") from error
+        raise CheckpointError(
+            f"{index} cannot be read ({_first_line(error)}); {_DOWNLOAD_AGAIN}"
+        ) from error
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map; {_DOWNLOAD_AGAIN}")
@@ -215,7 +238,10 @@ def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
             or "\\" in shard
             or not shard.endswith(".safetensors")
         ):
-            raise CheckpointError(f"{index} puts {name!r} into {shard!r}, which is no *.safetensors file of the folder")
+            raise CheckpointError(
+                f"{index} puts {name!r} into {shard!r}, which is no *.safetensors file of the "
+                "folder"
+            )
         names_by_shard.setdefault(shard, set()).add(name)
     for shard in names_by_shard:
         if not (index.parent / shard).exists():
@@ -224,9 +250,13 @@ def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
     for shard, names in names_by_shard.items():
         header = _read_header(index.parent / shard)
         if absent := sorted(names - header.keys()):
-            raise CheckpointError(f"{index} puts {_some(absent)} into {shard}, which lacks it; {_DOWNLOAD_AGAIN}")
+            raise CheckpointError(
+                f"{index} puts {_some(absent)} into {shard}, which lacks it; {_DOWNLOAD_AGAIN}"
+            )
         if extra := sorted(header.keys() - names):
-            raise CheckpointError(f"{shard} holds {_some(extra)}, which {index} does not put there; {_DOWNLOAD_AGAIN}")
+            raise CheckpointError(
+                f"{shard} holds {_some(extra)}, which {index} does not put there; {_DOWNLOAD_AGAIN}"
+            )
         tensors |= header
     return tensors
 
@@ -239,10 +269,14 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             stream.seek(0)
             header_bytes = int.from_bytes(stream.read(8), "little")
             if file_bytes < 8 or header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
-                raise CheckpointError(f"{file} is truncated or no safetensors file; {_DOWNLOAD_AGAIN}")
+                raise CheckpointError(
+                    f"{file} is truncated or no safetensors file; {_DOWNLOAD_AGAIN}"
+                )
             text = stream.read(header_bytes)
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); check it and its permissions") from error
+        raise CheckpointError(
+            f"{file} cannot be read ({_first_line(error)}); check it and its permissions"
+        ) from error
     try:
         header = json.loads(text, object_pairs_hook=_object_without_duplicates)
         if not isinstance(header, dict):
@@ -251,20 +285,26 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         spans = {name: _parse_span(name, value) for name, value in header.items()}
     # RecursionError comes from thousands of nested brackets.
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} has a corrupt header ({_first_line(error)}); {_DOWNLOAD_AGAIN}") from error
+        raise CheckpointError(
+            f"{file} has a corrupt header ({_first_line(error)}); {_DOWNLOAD_AGAIN}"
+        ) from error
 
     data_start, position = 8 + header_bytes, 0
     for name, (_, _, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if begin != position:
-            raise CheckpointError(f"{file} has a corrupt header (data gap or overlap at {name!r}); {_DOWNLOAD_AGAIN}")
+            raise CheckpointError(
+                f"{file} has a corrupt header (data gap or overlap at {name!r}); {_DOWNLOAD_AGAIN}"
+            )
         position = end
     if data_start + position != file_bytes:
         state = "truncated" if data_start + position > file_bytes else "longer than its header says"
         raise CheckpointError(
-            f"{file} is {state}: {file_bytes} bytes instead of {data_start + position}; {_DOWNLOAD_AGAIN}"
+            f"{file} is {state}: {file_bytes} bytes instead of {data_start + position}; "
+            f"{_DOWNLOAD_AGAIN}"
         )
     return {
-        name: StoredTensor(file, data_start + begin, dtype, shape) for name, (dtype, shape, begin, _) in spans.items()
+        name: StoredTensor(file, data_start + begin, dtype, shape)
+        for name, (dtype, shape, begin, _) in spans.items()
     }
 
 
@@ -280,11 +320,18 @@ def _parse_span(name: str, value: object) -> tuple[str, tuple[int, ...], int, in
     if not isinstance(value, dict):
         raise ValueError(f"{name!r} is not an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
+    if (
+        not isinstance(dtype, str)
+        or not _is_sizes(shape)
+        or not _is_sizes(offsets)
+        or len(offsets) != 2
+    ):
         raise ValueError(f"{name!r} lacks a dtype, a shape or two data_offsets")
     begin, end = offsets
     # Other dtypes need no size: their tensors are refused, or tied and not read.
-    if end < begin or (dtype in _FLOATS and end - begin != math.prod(shape) * _FLOATS[dtype].itemsize):
+    if end < begin or (
+        dtype in _FLOATS and end - begin != math.prod(shape) * _FLOATS[dtype].itemsize
+    ):
         raise ValueError(f"the data of {name!r} does not have the size of its shape")
     return dtype, tuple(shape), begin, end
 
@@ -302,7 +349,10 @@ def _read_into(flat: Tensor, tensor: StoredTensor, name: str, buffer: Tensor) ->
             part = flat[start : start + values.numel()]
             piece = values[: part.numel()]
             if stream.readinto(piece.view(torch.uint8).numpy().data) != piece.nbytes:
-                raise CheckpointError(f"{tensor.file} ends within {name!r}: it changed while being read; load it again")
+                raise CheckpointError(
+                    f"{tensor.file} ends within {name!r}: it changed while being read; load it "
+                    "again"
+                )
             # The cast is on the device; a copy between dtypes would cast on the host, through
             # unpinned memory.
             part.copy_(piece.to(part.device))

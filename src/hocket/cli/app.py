@@ -39,7 +39,9 @@ _INTERNAL_ERROR = 70
 def hocket(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback with every error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print a traceback with every error.")
+    ] = False,
 ) -> None:
     """Many texts into many voices at once."""
     if debug:
@@ -75,21 +77,38 @@ def voices(model: Model = None, as_json: Json = False) -> None:
 
 @app.command()
 def serve(
-    model: Annotated[str | None, typer.Argument(help="Checkpoint folder or hub id; default: built in.")] = None,
-    profile: Annotated[str | None, typer.Option(help="default, throughput, latency, cpu, or a YAML file.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. engine.rows=32.")
+    model: Annotated[
+        str | None, typer.Argument(help="Checkpoint folder or hub id; default: built in.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen at; default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen at, 0 for a free one; default: 8000.")] = None,
-    api_key: Annotated[list[str] | None, typer.Option(help="Clients must send it; may be repeated.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="default, throughput, latency, cpu, or a YAML file.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. engine.rows=32."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen at; default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen at, 0 for a free one; default: 8000.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="Clients must send it; may be repeated.")
+    ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="Spread engines over so many GPUs; the profile's device must be cuda.")
+        int | None,
+        typer.Option(help="Spread engines over so many GPUs; the profile's device must be cuda."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Engines, each in a process of its own; default: one on each of --gpus, or 1.")
+        int | None,
+        typer.Option(
+            help="Engines, each in a process of its own; default: one on each of --gpus, or 1."
+        ),
     ] = None,
-    print_config: Annotated[bool, typer.Option(help="Print every setting and its origin, and leave.")] = False,
+    print_config: Annotated[
+        bool, typer.Option(help="Print every setting and its origin, and leave.")
+    ] = False,
 ) -> None:
     """Serve speech over an OpenAI-compatible API."""
     from hocket.config import Environment
@@ -116,10 +135,14 @@ def serve(
 @codec_app.command("encode")
 def codec_encode(
     audio: Annotated[Path, typer.Argument(help="Audio file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Codes, int64 [frames, codebooks] (.npy).")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Codes, int64 [frames, codebooks] (.npy).")
+    ],
     codec: OnlyCodec = None,
     codebooks: Annotated[int | None, typer.Option(help="Keep the first N; default: all.")] = None,
-    as_reference: Annotated[bool, typer.Option(help="Apply the limits and loudness rule of references.")] = False,
+    as_reference: Annotated[
+        bool, typer.Option(help="Apply the limits and loudness rule of references.")
+    ] = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
 ) -> None:
@@ -134,12 +157,16 @@ def codec_encode(
     model = _load_codec(codec, device, dtype)
     rate, channels = model.config.sample_rate, model.config.channels
     if as_reference:
-        samples = prepare_reference(audio, sample_rate=rate, channels=channels, limits=ReferenceLimits())
+        samples = prepare_reference(
+            audio, sample_rate=rate, channels=channels, limits=ReferenceLimits()
+        )
     else:
         samples = prepare_audio(audio, sample_rate=rate, channels=channels)
     if model.config.reference_frames(samples.shape[1]) == 0:
         frame_ms = 1000 * model.config.frame_samples / rate
-        raise AudioFileError(f"{str(audio)!r} is shorter than one frame of the codec ({frame_ms:.0f} ms)")
+        raise AudioFileError(
+            f"{str(audio)!r} is shorter than one frame of the codec ({frame_ms:.0f} ms)"
+        )
     codes = model.encode_whole(torch.from_numpy(samples).to(device), codebooks).cpu().numpy()
     write_codes(output, codes)
     print_out(f"{output}: {codes.shape[0]} frames of {codes.shape[1]} codes")
@@ -148,9 +175,13 @@ def codec_encode(
 @codec_app.command("decode")
 def codec_decode(
     codes: Annotated[Path, typer.Argument(help="Codes, int64 [frames, codebooks] (.npy).")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Audio file; the suffix sets the format.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Audio file; the suffix sets the format.")
+    ],
     codec: OnlyCodec = None,
-    float32: Annotated[bool, typer.Option("--float", help="32-bit float samples, unclipped (.wav only).")] = False,
+    float32: Annotated[
+        bool, typer.Option("--float", help="32-bit float samples, unclipped (.wav only).")
+    ] = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
 ) -> None:
@@ -172,9 +203,13 @@ def codec_decode(
 
 @app.command()
 def info(
-    model: Annotated[str | None, typer.Argument(help="Checkpoint folder or hub id; default: built in.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Checkpoint folder or hub id; default: built in.")
+    ] = None,
     dtype: Dtype = "float32",
-    rows: Annotated[int | None, typer.Option(min=1, help="Also plan the memory of an engine of N rows.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Also plan the memory of an engine of N rows.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Describe a checkpoint: family, dimensions, parameters, memory."""
@@ -186,8 +221,12 @@ def info(
         print_out(json.dumps(facts))
         return
     width = max(len(name) for name in facts)
-    shown = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items()}
-    print_out("\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in shown.items()))
+    shown = {
+        name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items()
+    }
+    print_out(
+        "\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in shown.items())
+    )
 
 
 def main() -> NoReturn:
@@ -207,7 +246,11 @@ def main() -> NoReturn:
         _fail("interrupted", 130)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        _fail(f"{reason}; please report it with what `hocket --debug ...` prints", _INTERNAL_ERROR, "internal error")
+        _fail(
+            f"{reason}; please report it with what `hocket --debug ...` prints",
+            _INTERNAL_ERROR,
+            "internal error",
+        )
     if code:
         _fail("interrupted", code)  # Typer turns Ctrl-C into an exit code of its own
     sys.exit(0)

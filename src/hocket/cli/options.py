@@ -14,9 +14,15 @@ import typer
 from hocket.core import SamplingFields
 from hocket.errors import AudioFileError
 
-Model = Annotated[str | None, typer.Option("--model", help="Checkpoint folder or hub id; default: built in.")]
-Codec = Annotated[str | None, typer.Option("--codec", help="Codec folder or hub id; 'none' makes codes only.")]
-OnlyCodec = Annotated[str | None, typer.Option("--codec", help="Codec folder or hub id; default: built in.")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Checkpoint folder or hub id; default: built in.")
+]
+Codec = Annotated[
+    str | None, typer.Option("--codec", help="Codec folder or hub id; 'none' makes codes only.")
+]
+OnlyCodec = Annotated[
+    str | None, typer.Option("--codec", help="Codec folder or hub id; default: built in.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]

@@ -18,32 +18,55 @@ if TYPE_CHECKING:
     from hocket.core import Speech, SpeechRequest
 
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Audio file; the suffix sets the format; default: out.wav.")
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Audio file; the suffix sets the format; default: out.wav."
+    ),
 ]
-Instruction = Annotated[str | None, typer.Option("--instruction", "--instructions", help="How to speak, or who does.")]
+Instruction = Annotated[
+    str | None, typer.Option("--instruction", "--instructions", help="How to speak, or who does.")
+]
 TaskType = Annotated[
-    str | None, typer.Option(help="Refuse a Qwen3-TTS checkpoint that is not for Base, CustomVoice or VoiceDesign.")
+    str | None,
+    typer.Option(
+        help="Refuse a Qwen3-TTS checkpoint that is not for Base, CustomVoice or VoiceDesign."
+    ),
 ]
 StreamingText = Annotated[
     bool | None,
-    typer.Option("--streaming-text/--no-streaming-text", help="Qwen3-TTS reads a token a frame, or all up front."),
+    typer.Option(
+        "--streaming-text/--no-streaming-text",
+        help="Qwen3-TTS reads a token a frame, or all up front.",
+    ),
 ]
 TextFront = Annotated[
     bool | None,
-    typer.Option("--text-front/--no-text-front", help="Read numbers and symbols out; default: by the model."),
+    typer.Option(
+        "--text-front/--no-text-front", help="Read numbers and symbols out; default: by the model."
+    ),
 ]
 
 
 @with_sampling_options
 def say(
-    text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; '-' reads it from standard input.")],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT|-", help="What to say; '-' reads it from standard input.")
+    ],
     output: Output = None,
     model: Model = None,
     codec: Codec = None,
-    voice: Annotated[str | None, typer.Option(help="One of the model's own; `hocket voices` lists them.")] = None,
-    reference: Annotated[list[str] | None, typer.Option(help="Voice to clone: audio file or codes .npy.")] = None,
-    reference_text: Annotated[str | None, typer.Option(help="Words of the one reference: continue it.")] = None,
-    language: Annotated[str | None, typer.Option(help="English name of the language, e.g. English.")] = None,
+    voice: Annotated[
+        str | None, typer.Option(help="One of the model's own; `hocket voices` lists them.")
+    ] = None,
+    reference: Annotated[
+        list[str] | None, typer.Option(help="Voice to clone: audio file or codes .npy.")
+    ] = None,
+    reference_text: Annotated[
+        str | None, typer.Option(help="Words of the one reference: continue it.")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="English name of the language, e.g. English.")
+    ] = None,
     instruction: Instruction = None,
     task_type: TaskType = None,
     streaming_text: StreamingText = None,
@@ -51,13 +74,19 @@ def say(
     sound_event: Annotated[str | None, typer.Option(help="Sound event.")] = None,
     ambient_sound: Annotated[str | None, typer.Option(help="Ambient sound.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Wanted length in frames.")] = None,
-    join: Annotated[str | None, typer.Option(help="Put between reference text and text; default: by script.")] = None,
-    seed: Annotated[int | None, typer.Option(help="0 to 2^63 - 1; the same seed gives the same speech.")] = None,
+    join: Annotated[
+        str | None, typer.Option(help="Put between reference text and text; default: by script.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="0 to 2^63 - 1; the same seed gives the same speech.")
+    ] = None,
     *,
     sampling: Mapping[str, Any],
     max_frames: Annotated[int | None, typer.Option(help="Hard cap on new frames.")] = None,
     text_front: TextFront = None,
-    codes_out: Annotated[Path | None, typer.Option(help="Also write the new frames' codes (.npy).")] = None,
+    codes_out: Annotated[
+        Path | None, typer.Option(help="Also write the new frames' codes (.npy).")
+    ] = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     as_json: Json = False,
@@ -82,7 +111,16 @@ def say(
         max_frames=max_frames,
         sampling=sampling,
     )
-    _speak(request, output, codes_out, model=model, codec=codec, device=device, dtype=dtype, as_json=as_json)
+    _speak(
+        request,
+        output,
+        codes_out,
+        model=model,
+        codec=codec,
+        device=device,
+        dtype=dtype,
+        as_json=as_json,
+    )
 
 
 def _speak(
@@ -97,7 +135,9 @@ def _speak(
     as_json: bool,
 ) -> None:
     if codec == "none" and (output is not None or codes_out is None):
-        raise InvalidRequestError("--codec none makes no audio; leave out --output and give --codes-out FILE.npy")
+        raise InvalidRequestError(
+            "--codec none makes no audio; leave out --output and give --codes-out FILE.npy"
+        )
 
     from hocket.audio.codes_file import check_codes_writable, write_codes
     from hocket.audio.io import check_writable, write_audio
@@ -106,7 +146,9 @@ def _speak(
     from hocket.models.registry import checkpoint_extras
 
     if request.voice is not None:
-        find_voice(checkpoint_extras(model).voices, request.voice)  # refused before the weights are loaded
+        find_voice(
+            checkpoint_extras(model).voices, request.voice
+        )  # refused before the weights are loaded
     if codec != "none":
         output = output or Path("out.wav")
         check_writable(output)
@@ -133,7 +175,9 @@ def _text(argument: str) -> str:
         # A byte order mark and Windows line ends are not part of the text.
         return sys.stdin.buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"standard input is not UTF-8 (byte {error.start}); convert it first") from None
+        raise InvalidRequestError(
+            f"standard input is not UTF-8 (byte {error.start}); convert it first"
+        ) from None
 
 
 def _request(*, sampling: Mapping[str, Any], **fields: Any) -> SpeechRequest:
@@ -178,7 +222,15 @@ def _report(speech: Speech, output: Path | None, codes_out: Path | None, *, as_j
         "finish_reason": speech.finish_reason,
     }
     if as_json:
-        print_out(json.dumps({**facts, "output": output and str(output), "codes_out": codes_out and str(codes_out)}))
+        print_out(
+            json.dumps(
+                {
+                    **facts,
+                    "output": output and str(output),
+                    "codes_out": codes_out and str(codes_out),
+                }
+            )
+        )
         return
     speed = f", {seconds / taken:.1f} times as fast as it plays" if seconds else ""
     where = output or codes_out
@@ -188,7 +240,8 @@ def _report(speech: Speech, output: Path | None, codes_out: Path | None, *, as_j
     )
     if speech.finish_reason == "runaway":
         print(
-            "note: ended as a runaway: it went on for far longer than its text, repeated itself or fell silent; "
+            "note: ended as a runaway: it went on for far longer than its text, repeated itself or "
+            "fell silent; "
             "another --seed or temperature may do better",
             file=sys.stderr,
         )

@@ -30,7 +30,14 @@ from hocket.models.codec import Codec, CodecConfig
 from hocket.models.family import LoadedTalker, PromptBuilder
 from hocket.models.layers.basic import lay_out_for_cpu
 from hocket.models.layers.fp8 import check_fp8_device, quantize_models
-from hocket.models.registry import builtin_model, codec_folder, codec_plan, load_codec, load_talker, talker_plan
+from hocket.models.registry import (
+    builtin_model,
+    codec_folder,
+    codec_plan,
+    load_codec,
+    load_talker,
+    talker_plan,
+)
 from hocket.models.sampling import ResolvedSampling
 
 #: Models with fewer bytes of weights run on one CPU thread where idle threads spin
@@ -68,7 +75,12 @@ class EngineParts:
 
 
 def load_parts(
-    model: str | Path | None, codec: str | Path | None, *, device: str, dtype: str, config: EngineConfig
+    model: str | Path | None,
+    codec: str | Path | None,
+    *,
+    device: str,
+    dtype: str,
+    config: EngineConfig,
 ) -> EngineParts:
     """Load the checkpoints that `Engine.load` names. Raises ConfigError, CheckpointError."""
     has_codec, precision = codec != "none", parse_dtype(dtype)
@@ -81,7 +93,9 @@ def load_parts(
     return assemble(talker, loaded_codec, config, name=None if model is None else str(model))
 
 
-def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig, *, name: str | None = None) -> EngineParts:
+def assemble(
+    model: LoadedTalker, codec: Codec | None, config: EngineConfig, *, name: str | None = None
+) -> EngineParts:
     """Make runners for loaded models; `name` becomes `EngineInfo.model`.
 
     Raises ConfigError when talker and codec do not belong together.
@@ -94,7 +108,9 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig, *, 
     parameter = next(model.talker.parameters())
     device, dtype, voice = parameter.device, parameter.dtype, model.voice_encoder
     audio = None if codec is None else codec.config
-    plan = plan_memory(config, talker, codec, dtype=dtype, weight_bytes=weight_bytes, device=device.type)
+    plan = plan_memory(
+        config, talker, codec, dtype=dtype, weight_bytes=weight_bytes, device=device.type
+    )
     codec_runner = references = None
     if codec is not None:
         codec_runner = _codec_runner(codec, config)
@@ -118,7 +134,14 @@ def assemble(model: LoadedTalker, codec: Codec | None, config: EngineConfig, *, 
         config=config,
         prompt=model.prompt,
         sampling=model.sampling,
-        info=_info(name, model, audio, plan, config, codec_id="" if conversions is None else conversions.codec_id),
+        info=_info(
+            name,
+            model,
+            audio,
+            plan,
+            config,
+            codec_id="" if conversions is None else conversions.codec_id,
+        ),
         n_vq=talker.n_vq,
         pages=plan.pages,
         memory=plan,
@@ -162,18 +185,26 @@ def _info(
     )
 
 
-def engine_memory(model: str | None, codec: str | None, dtype: torch.dtype, config: EngineConfig) -> MemoryPlan:
-    """The plan that `load_parts` follows with these arguments. Raises CheckpointError, ConfigError."""
+def engine_memory(
+    model: str | None, codec: str | None, dtype: torch.dtype, config: EngineConfig
+) -> MemoryPlan:
+    """The plan that `load_parts` follows with these arguments. Raises CheckpointError,
+    ConfigError.
+    """
     folder = builtin_model() if model is None else resolve_checkpoint(model)
     talker = talker_plan(folder, dtype)
     weights = sum(prod(entry.shape) * entry.dtype.itemsize for entry in talker.weight_table)
     if codec == "none":
         return plan_memory(config, talker.config, None, dtype=dtype, weight_bytes=weights)
     plan = codec_plan(codec_folder(folder, codec), dtype)
-    return plan_memory(config, talker.config, plan.empty(), dtype=dtype, weight_bytes=weights + plan.resident_bytes)
+    return plan_memory(
+        config, talker.config, plan.empty(), dtype=dtype, weight_bytes=weights + plan.resident_bytes
+    )
 
 
-def _check_fp8(config: EngineConfig, talker_device: torch.device, codec_device: torch.device) -> None:
+def _check_fp8(
+    config: EngineConfig, talker_device: torch.device, codec_device: torch.device
+) -> None:
     if config.kv_dtype == "fp8":
         check_fp8_device(talker_device, "kv_dtype")
     if config.quantize == "fp8":
@@ -218,7 +249,9 @@ def _codec_runner(codec: Codec, config: EngineConfig) -> CodecRunner:
     )
 
 
-def _prepare_weights_on_cpu(model: LoadedTalker, codec: Codec | None, config: EngineConfig, weight_bytes: int) -> None:
+def _prepare_weights_on_cpu(
+    model: LoadedTalker, codec: Codec | None, config: EngineConfig, weight_bytes: int
+) -> None:
     """Lay the weights out in the order in which a CPU reads them, and set the number of threads."""
     for module in (model.talker, codec):
         if isinstance(module, nn.Module):
@@ -282,14 +315,24 @@ def parse_device(name: str, param: str = "device") -> torch.device:
     if device.type not in {"cpu", "cuda"}:
         raise ConfigError(f"{param} is {name!r}; use cpu, cuda or cuda:N", param=param)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{param} is {name!r}, but no CUDA device is available here; use cpu", param=param)
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{param} is {name!r}, but no CUDA device is available here; use cpu", param=param
+        )
+    if (
+        device.type == "cuda"
+        and device.index is not None
+        and device.index >= torch.cuda.device_count()
+    ):
         count = torch.cuda.device_count()
-        raise ConfigError(f"{param} is {name!r}, but this machine has {count} GPU(s), from cuda:0 on", param=param)
+        raise ConfigError(
+            f"{param} is {name!r}, but this machine has {count} GPU(s), from cuda:0 on", param=param
+        )
     return device
 
 
-def engine_devices(name: str, config: EngineConfig, *, has_codec: bool = True) -> tuple[torch.device, torch.device]:
+def engine_devices(
+    name: str, config: EngineConfig, *, has_codec: bool = True
+) -> tuple[torch.device, torch.device]:
     """The devices of talker and codec. Raises ConfigError if one is missing or does not support
     `config`.
     """
@@ -305,7 +348,8 @@ def _codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
     device = parse_device(config.codec_device, "codec_device")
     if device.type != talker.type:
         raise ConfigError(
-            f"codec_device is {config.codec_device!r} and the talker's device {str(talker)!r}; two GPUs can share the "
+            f"codec_device is {config.codec_device!r} and the talker's device {str(talker)!r}; two "
+            "GPUs can share the "
             "work, a GPU and a CPU cannot",
             param="codec_device",
         )
@@ -319,7 +363,8 @@ def _check_reference_length(config: EngineConfig, codec: Codec) -> None:
     longest = audio.max_recording_frames * audio.frame_samples / audio.sample_rate
     if allowed > longest:
         raise ConfigError(
-            f"reference.max_seconds is {allowed:g}; this model's codec encodes {longest:g} s at most, lower it",
+            f"reference.max_seconds is {allowed:g}; this model's codec encodes {longest:g} s at "
+            "most, lower it",
             param="reference.max_seconds",
         )
 
@@ -328,14 +373,16 @@ def _check_pair(model: LoadedTalker, codec: Codec) -> None:
     talker, audio = model.talker.config, codec.config
     if talker.sampling_rate != audio.sample_rate:
         raise ConfigError(
-            f"the talker was made for {talker.sampling_rate} Hz and the codec makes {audio.sample_rate} Hz; "
+            f"the talker was made for {talker.sampling_rate} Hz and the codec makes "
+            f"{audio.sample_rate} Hz; "
             "give the codec that belongs to the model",
             param="codec",
         )
     entries = max(talker.audio_codebook_sizes)
     if talker.n_vq > audio.n_codebooks or entries > audio.codebook_size:
         raise ConfigError(
-            f"the talker makes {talker.n_vq} codes a frame out of {entries}, the codec knows {audio.n_codebooks} "
+            f"the talker makes {talker.n_vq} codes a frame out of {entries}, the codec knows "
+            f"{audio.n_codebooks} "
             f"out of {audio.codebook_size}; give the codec that belongs to the model",
             param="codec",
         )

@@ -49,7 +49,9 @@ class CodecPrimer:
     States that are primed stay in a cache for other requests that continue the same recording.
     """
 
-    def __init__(self, runner: ChunkRunner, scheduler: Scheduler, meter: Meter, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runner: ChunkRunner, scheduler: Scheduler, meter: Meter, clock: Callable[[], float]
+    ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._meter = meter
@@ -93,7 +95,9 @@ class CodecPrimer:
         self._announce()
         if not self._may_run:
             return
-        self._active = {slot: priming for slot, priming in self._active.items() if not priming.is_over}
+        self._active = {
+            slot: priming for slot, priming in self._active.items() if not priming.is_over
+        }
         self._fill_slots()
         if not self._active:
             return
@@ -107,7 +111,9 @@ class CodecPrimer:
         first = min(self._active, key=lambda slot: self._active[slot].request.sort_key)
         size = sizes[first]
         chosen = {slot: priming for slot, priming in self._active.items() if sizes[slot] == size}
-        parts = [priming.codes_FN[priming.done : priming.done + size] for priming in chosen.values()]
+        parts = [
+            priming.codes_FN[priming.done : priming.done + size] for priming in chosen.values()
+        ]
         self._newest = self._runner.prime(list(chosen), parts, size)
         for (slot, priming), part in zip(chosen.items(), parts, strict=True):
             priming.done += len(part)
@@ -140,7 +146,9 @@ class CodecPrimer:
 
     def _will_be_kept(self, key: bytes) -> bool:
         """Another request is priming the same recording, and the cache will have it."""
-        return bool(self._runner.kept) and any(key == priming.key for priming in self._active.values())
+        return bool(self._runner.kept) and any(
+            key == priming.key for priming in self._active.values()
+        )
 
     def _size(self, priming: _Priming) -> int:
         """The smallest size that finishes the recording, or else the largest."""
@@ -200,4 +208,6 @@ class PrimedStateCache:
 
 def digest(codes_FN: NDArray[np.int64]) -> bytes:
     """Identifies a recording by its codes."""
-    return hashlib.blake2b(repr(codes_FN.shape).encode() + codes_FN.tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(
+        repr(codes_FN.shape).encode() + codes_FN.tobytes(), digest_size=16
+    ).digest()

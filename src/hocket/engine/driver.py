@@ -45,7 +45,9 @@ def generate_many(engine: DrivenEngine, requests: Iterable[SpeechRequest]) -> li
                 engine.advance()
                 for outbox in speaking.values():
                     _raise_error(_end(outbox))
-                speaking = {name: outbox for name, outbox in speaking.items() if _end(outbox) is None}
+                speaking = {
+                    name: outbox for name, outbox in speaking.items() if _end(outbox) is None
+                }
                 show(len(outboxes) - len(speaking))
     finally:
         _close(engine, speaking)

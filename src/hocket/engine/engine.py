@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 
 from hocket.checkpoint.voices import Voices
 from hocket.config import EngineConfig
-from hocket.core import AudioChunk, FinishReason, RequestEnd, Samples, Speech, SpeechRequest, drawn_seed
+from hocket.core import (
+    AudioChunk,
+    FinishReason,
+    RequestEnd,
+    Samples,
+    Speech,
+    SpeechRequest,
+    drawn_seed,
+)
 from hocket.engine import driver
 from hocket.engine.build import EngineParts, load_parts, new_scheduler
 from hocket.engine.intake import Intake
@@ -62,7 +70,9 @@ class Engine:
         self._talker = TalkerPipeline(parts, self._scheduler, self._meter, clock)
         self._codec = None
         if parts.codec is not None:
-            self._codec = CodecPipeline(parts.codec, self._scheduler, self._meter, clock, self._talker.codes)
+            self._codec = CodecPipeline(
+                parts.codec, self._scheduler, self._meter, clock, self._talker.codes
+            )
         #: Open requests by id.
         self._jobs: dict[str, Job] = {}
         #: Requests that the next step cancels.
@@ -93,7 +103,9 @@ class Engine:
         `codec` is a folder, a hub id, `None` for the codec that the model names, or "none" to make
         codes only. `rows` and `strict` override `config`. Raises ConfigError, CheckpointError.
         """
-        overrides = {name: value for name, value in (("rows", rows), ("strict", strict)) if value is not None}
+        overrides = {
+            name: value for name, value in (("rows", rows), ("strict", strict)) if value is not None
+        }
         config = EngineConfig.model_validate((config or EngineConfig()).model_dump() | overrides)
         return cls(load_parts(model, codec, device=device, dtype=dtype, config=config))
 
@@ -355,13 +367,23 @@ class Engine:
 
     # ---- chunks and ends
 
-    def _emit(self, job: Job, samples_CS: Samples, codes_FN: NDArray[np.int64], end: RequestEnd | None = None) -> None:
+    def _emit(
+        self,
+        job: Job,
+        samples_CS: Samples,
+        codes_FN: NDArray[np.int64],
+        end: RequestEnd | None = None,
+    ) -> None:
         chunk = AudioChunk(job.id, samples_CS, self.sample_rate, codes_FN, end)
         (self._ready if job.outbox is None else job.outbox).append(chunk)
 
     def _codes(self, job: Job, first: int, count: int) -> NDArray[np.int64]:
-        """Frames of a request, int64 [count, N]; valid until its row is given to another request."""
-        return self._talker.codes(0 if job.row is None else job.row, first, count).copy()  # no row: no frames
+        """Frames of a request, int64 [count, N]; valid until its row is given to another
+        request.
+        """
+        return self._talker.codes(
+            0 if job.row is None else job.row, first, count
+        ).copy()  # no row: no frames
 
     def _end(self, job: Job, reason: FinishReason) -> None:
         """The only place where requests leave the engine."""
@@ -370,7 +392,9 @@ class Engine:
         scheduled, frames = job.scheduled, 0
         if self._codec is None and scheduled is not None and scheduled.wants_audio:
             frames = scheduled.frames  # without a codec, the last chunk delivers the codes
-        self._emit(job, np.zeros((self.channels, 0), self.config.samples), self._codes(job, 0, frames), end)
+        self._emit(
+            job, np.zeros((self.channels, 0), self.config.samples), self._codes(job, 0, frames), end
+        )
         job.end = end
 
     @contextmanager
@@ -395,7 +419,9 @@ class Engine:
         """End every request: the engine's state cannot be trusted any more."""
         # The text of `error` may quote a user, so it stays in `__cause__`: no message and no log
         # shows it.
-        self._failure = EngineStoppedError(f"the engine has stopped ({type(error).__name__}); load it again")
+        self._failure = EngineStoppedError(
+            f"the engine has stopped ({type(error).__name__}); load it again"
+        )
         self._failure.__cause__ = error
         for job in list(self._jobs.values()):
             job.error = self._failure
@@ -411,7 +437,11 @@ def deferred_interrupt() -> Iterator[None]:
     Does nothing in threads other than the main one, which get no signals, and where Ctrl-C is
     ignored or not handled in Python.
     """
-    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    handler = (
+        signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread()
+        else None
+    )
     if not callable(handler):
         yield
         return

@@ -17,7 +17,13 @@ from hocket.engine.build import EngineParts
 from hocket.engine.job import Job
 from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
 from hocket.engine.scheduling.scheduler import Scheduler
-from hocket.errors import CapacityError, HocketError, InvalidRequestError, ReferenceAudioError, Template
+from hocket.errors import (
+    CapacityError,
+    HocketError,
+    InvalidRequestError,
+    ReferenceAudioError,
+    Template,
+)
 from hocket.models.family import COMMON_FIELDS
 from hocket.text.normalize import normalize_request
 
@@ -30,7 +36,9 @@ def check_fields(request: SpeechRequest, takes: frozenset[str]) -> None:
     """
     for name in SpeechRequest.model_fields:
         if name not in COMMON_FIELDS and name not in takes and getattr(request, name) is not None:
-            raise InvalidRequestError(Template("this model does not know {param}; leave it out"), param=name)
+            raise InvalidRequestError(
+                Template("this model does not know {param}; leave it out"), param=name
+            )
 
 
 class Intake:
@@ -56,9 +64,15 @@ class Intake:
         Raises InvalidRequestError.
         """
         if not isinstance(request, SpeechRequest):
-            raise InvalidRequestError(f"a request is a SpeechRequest, not a {type(request).__name__}")
+            raise InvalidRequestError(
+                f"a request is a SpeechRequest, not a {type(request).__name__}"
+            )
         request = normalize_request(request, self._info.text_front)
-        return request if request.voice is None else with_reference_of_voice(request, self._parts.voices)
+        return (
+            request
+            if request.voice is None
+            else with_reference_of_voice(request, self._parts.voices)
+        )
 
     @property
     def is_full(self) -> bool:
@@ -71,7 +85,9 @@ class Intake:
         Raises InvalidRequestError, ReferenceAudioError, and CapacityError when the queue is full.
         """
         if self.is_full:
-            raise CapacityError(f"{self._config.max_waiting} requests are waiting already; try again later")
+            raise CapacityError(
+                f"{self._config.max_waiting} requests are waiting already; try again later"
+            )
         check_fields(job.request, self._parts.prompt.takes)
         self._take_references(job, self._parts.prompt.needs(job.request))
         if job.missing_references:
@@ -85,9 +101,13 @@ class Intake:
 
         Returns the requests that end here instead: cancelled ones, and those with an `error`.
         """
-        wanted = {key for job in self._preparing if not job.cancelled for key in job.missing_references}
+        wanted = {
+            key for job in self._preparing if not job.cancelled for key in job.missing_references
+        }
         codes = {} if self._parts.references is None else self._parts.references.step(wanted)
-        vectors = {} if self._parts.voice_vectors is None else self._parts.voice_vectors.step(wanted)
+        vectors = (
+            {} if self._parts.voice_vectors is None else self._parts.voice_vectors.step(wanted)
+        )
         over, waiting = [], []
         for job in self._preparing:
             job.take_references(codes, vectors)
@@ -98,14 +118,18 @@ class Intake:
             else:
                 try:
                     self._schedule(job)
-                except HocketError as error:  # for example a prompt that turns out too long for the model
+                except (
+                    HocketError
+                ) as error:  # for example a prompt that turns out too long for the model
                     job.error = error
                     over.append(job)
                 except Exception as error:
                     # A bug that one request triggers must not end the others. The error's text may
                     # quote a user.
                     _LOG.error("event=request_failed id=%s error=%s", job.id, type(error).__name__)
-                    job.error = HocketError(f"internal error ({type(error).__name__}); please report it")
+                    job.error = HocketError(
+                        f"internal error ({type(error).__name__}); please report it"
+                    )
                     over.append(job)
         self._preparing = waiting
         return over
@@ -139,16 +163,22 @@ class Intake:
         info, total = self._info, 0
         for content in prepared:
             is_codes = np.issubdtype(content.dtype, np.integer)
-            frames = len(content) if is_codes else int(content.shape[1] / info.sample_rate / info.frame_seconds + 1e-6)
+            frames = (
+                len(content)
+                if is_codes
+                else int(content.shape[1] / info.sample_rate / info.frame_seconds + 1e-6)
+            )
             if frames == 0:
                 raise ReferenceAudioError(
-                    f"a reference is shorter than one frame of the codec ({1000 * info.frame_seconds:.0f} ms)",
+                    "a reference is shorter than one frame of the codec "
+                    f"({1000 * info.frame_seconds:.0f} ms)",
                     param="reference",
                 )
             total += frames
         if total >= info.context_rows:
             raise InvalidRequestError(
-                f"the references have {total} frames, and a context holds {info.context_rows} rows; "
+                f"the references have {total} frames, and a context holds {info.context_rows} "
+                "rows; "
                 "give fewer or shorter ones",
                 param="reference",
             )
@@ -157,7 +187,9 @@ class Intake:
             for content in prepared:
                 self._parts.voice_vectors.check_length(content.shape[1])
 
-    def _read(self, reference: Reference, needs: ReferenceNeeds) -> NDArray[np.int64] | NDArray[np.float32]:
+    def _read(
+        self, reference: Reference, needs: ReferenceNeeds
+    ) -> NDArray[np.int64] | NDArray[np.float32]:
         """The codes [F, N] or the samples [C, S] of a reference."""
         codes = load_reference_codes(reference)
         if codes is not None and needs.voice:
@@ -168,7 +200,9 @@ class Intake:
             return codes
         if needs.codes and self._parts.references is None:
             instead = "leave its words out" if needs.voice else "give codes"
-            raise InvalidRequestError(f"reference audio needs a codec; load one, or {instead}", param="reference")
+            raise InvalidRequestError(
+                f"reference audio needs a codec; load one, or {instead}", param="reference"
+            )
         return prepare_reference(
             reference,
             sample_rate=self._info.sample_rate,
@@ -181,7 +215,9 @@ class Intake:
         """Build the prompt and queue the request. Raises InvalidRequestError, CapacityError."""
         job.prompt = self._parts.prompt.build(job.request, job.reference_codes, job.voice_vectors)
         max_frames = self._frame_limit(job, len(job.prompt.rows))
-        job.silence = SilenceDetector.of(self._config.runaway, job.request.text, self._info.frame_seconds)
+        job.silence = SilenceDetector.of(
+            self._config.runaway, job.request.text, self._info.frame_seconds
+        )
         job.scheduled = self._scheduler.add(
             job.id,
             job.prompt.rows,
@@ -199,14 +235,16 @@ class Intake:
         room = self._info.context_rows - prompt_rows
         if room < 1:
             raise InvalidRequestError(
-                f"text and references take {prompt_rows} rows of a context of {self._info.context_rows}; shorten them",
+                f"text and references take {prompt_rows} rows of a context of "
+                f"{self._info.context_rows}; shorten them",
                 param="text",
             )
         wanted = job.request.max_frames
         if wanted is not None and wanted > room:
             raise InvalidRequestError(
                 Template(
-                    "{param} is {asked}, but after {prompt_rows} prompt rows only {room} fit the context",
+                    "{param} is {asked}, but after {prompt_rows} prompt rows only {room} fit the "
+                    "context",
                     asked=wanted,
                     prompt_rows=prompt_rows,
                     room=room,
@@ -228,7 +266,8 @@ class Intake:
         if min_frames > limit:
             raise InvalidRequestError(
                 Template(
-                    "{param} is {asked}, but this request ends at {limit} frames at the latest; lower it",
+                    "{param} is {asked}, but this request ends at {limit} frames at the latest; "
+                    "lower it",
                     asked=min_frames,
                     limit=limit,
                 ),

@@ -69,7 +69,11 @@ class Job:
     @property
     def missing_references(self) -> list[Key]:
         """Keys of the codes and vectors that are still being made."""
-        return [reference for reference in (*self.references, *self.voices) if isinstance(reference, str)]
+        return [
+            reference
+            for reference in (*self.references, *self.voices)
+            if isinstance(reference, str)
+        ]
 
     @property
     def reference_codes(self) -> list[NDArray[np.int64]]:
@@ -85,8 +89,12 @@ class Job:
         self, codes: Mapping[Key, NDArray[np.int64]], vectors: Mapping[Key, NDArray[np.float32]]
     ) -> None:
         """Replace keys by the codes and vectors that were made for them."""
-        self.references = [codes.get(one, one) if isinstance(one, str) else one for one in self.references]
-        self.voices = [vectors.get(one, one) if isinstance(one, str) else one for one in self.voices]
+        self.references = [
+            codes.get(one, one) if isinstance(one, str) else one for one in self.references
+        ]
+        self.voices = [
+            vectors.get(one, one) if isinstance(one, str) else one for one in self.voices
+        ]
 
     def timings(self, now: float, frame_seconds: float) -> Timings:
         """Times of the request so far."""

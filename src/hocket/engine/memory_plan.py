@@ -39,7 +39,9 @@ def plan_memory(
     little for one request of full length.
     """
     kv_row_bytes = kv_bytes_per_row(talker, kv_dtype(config, dtype))
-    context_rows = min(config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions)
+    context_rows = min(
+        config.max_context_rows, talker.max_positions, config.kv_rows or talker.max_positions
+    )
     ring_bytes = 0
     if codec is not None:
         rows = max(config.rows, STRICT_STREAMS[device]) if config.strict else config.rows
@@ -66,8 +68,10 @@ def plan_memory(
         kv_rows = min(kv_rows, (left // (kv_row_bytes * config.page_rows) - 1) * config.page_rows)
         if kv_rows < context_rows:
             raise ConfigError(
-                f"memory_bytes is {config.memory_bytes:,}; weights, rings and rows leave {max(0, left):,} of it, and "
-                f"one request of {context_rows} K/V rows takes {context_rows * kv_row_bytes:,}; raise it, or lower "
+                f"memory_bytes is {config.memory_bytes:,}; weights, rings and rows leave "
+                f"{max(0, left):,} of it, and "
+                f"one request of {context_rows} K/V rows takes {context_rows * kv_row_bytes:,}; "
+                "raise it, or lower "
                 "rows or max_context_rows",
                 param="memory_bytes",
             )

@@ -26,7 +26,9 @@ from hocket.engine.stats import Meter
 class TalkerPipeline:
     """Launches prefill and frames; reads frames back."""
 
-    def __init__(self, parts: EngineParts, scheduler: Scheduler, meter: Meter, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, parts: EngineParts, scheduler: Scheduler, meter: Meter, clock: Callable[[], float]
+    ) -> None:
         self._runner = parts.talker
         self._scheduler = scheduler
         self._meter = meter
@@ -36,7 +38,9 @@ class TalkerPipeline:
         #: The last launch was a prefill without a frame.
         self._has_prefilled = False
         rows, policy = parts.config.rows, parts.config.runaway
-        self._loops = LoopDetector(rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.info.frame_seconds))
+        self._loops = LoopDetector(
+            rows, parts.n_vq, math.ceil(policy.loop_seconds / parts.info.frame_seconds)
+        )
         #: Codes of all frames that were read back, by row.
         self._codes_RFN = np.empty((rows, parts.info.context_rows, parts.n_vq), np.int64)
 
@@ -157,7 +161,9 @@ class CodecPipeline:
     def done(self) -> bool:
         """`collect` would return chunks, or priming can go on."""
         return (
-            any(flights and flights[0].done for flights in (self._first_chunks, self._steady_chunks))
+            any(
+                flights and flights[0].done for flights in (self._first_chunks, self._steady_chunks)
+            )
             or self._primer.done
         )
 
@@ -177,7 +183,9 @@ class CodecPipeline:
         while (batch := self._scheduler.next_decode(self._clock())) is not None:
             meter.host()
             pieces = [self._codes(item.request.row, item.start, item.count) for item in batch.items]
-            (self._first_chunks if batch.is_first else self._steady_chunks).append(self._runner.launch(batch, pieces))
+            (self._first_chunks if batch.is_first else self._steady_chunks).append(
+                self._runner.launch(batch, pieces)
+            )
             meter.decode_batches += 1
             meter.decode_rows += len(batch.items)
             meter.decode_seconds += meter.lap()

@@ -76,7 +76,13 @@ class EngineStats:
 
     @classmethod
     def of(
-        cls, meter: Meter, scheduler: SchedulerStats, *, preparing: int, reference_hits: int, reference_misses: int
+        cls,
+        meter: Meter,
+        scheduler: SchedulerStats,
+        *,
+        preparing: int,
+        reference_hits: int,
+        reference_misses: int,
     ) -> EngineStats:
         """A snapshot from the meter and the counters of the engine's parts."""
         return cls(

@@ -38,7 +38,9 @@ def paged_attention(
     key_scales, value_scales = (None, None) if scales_NGR2 is None else scales_NGR2.unbind(-1)
     # Zero where nothing is written, because a mask alone would let NaN through (0 * NaN).
     k_BLGK, v_BLGK = (
-        gather_pages(pages, scales, batch.page_table_BP, q_BTHK.dtype).masked_fill_(plan.unwritten, 0.0)
+        gather_pages(pages, scales, batch.page_table_BP, q_BTHK.dtype).masked_fill_(
+            plan.unwritten, 0.0
+        )
         for pages, scales in ((keys_NRGK, key_scales), (values_NRGK, value_scales))
     )
     if batch.lengths is None:
@@ -48,7 +50,9 @@ def paged_attention(
         if length:
             own = slice(b, b + 1)
             visible_B1TL = plan.visible[own, :, :, :length]
-            out_BTHK[own] = _attend(q_BTHK[own], k_BLGK[own, :length], v_BLGK[own, :length], visible_B1TL)
+            out_BTHK[own] = _attend(
+                q_BTHK[own], k_BLGK[own, :length], v_BLGK[own, :length], visible_B1TL
+            )
     return out_BTHK
 
 
@@ -77,12 +81,18 @@ def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
     if not window.pack.is_padded:
         return reference.pair_turns(window, size, base)
     pairs = torch.arange(size // 2, dtype=torch.float32, device=window.device)
-    angles_MP = window.positions.view(-1, 1).float() * torch.exp(pairs * (-2.0 * math.log(base) / size))
+    angles_MP = window.positions.view(-1, 1).float() * torch.exp(
+        pairs * (-2.0 * math.log(base) / size)
+    )
     return torch.view_as_real(torch.polar(torch.ones_like(angles_MP), angles_MP)).flatten(-2)
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled,
+    cos_sin_MK: Tensor,
+    window: RingWindow,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
 ) -> None:
     """`reference.rings.append_rotated`; padding of a stream is stored as well, where it is never
     seen.
@@ -96,12 +106,18 @@ def append_rotated(
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled,
+    cos_sin_MK: Tensor,
+    window: RingWindow,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
 ) -> Tensor:
     """`reference.rings.ring_attention`; padding gives finite numbers instead of zeros."""
     if not window.pack.is_padded:
         return reference.ring_attention(qkv, cos_sin_MK, window, keys_RCHK, values_RCHK)
-    queries_STHK = _rotated(_by_stream(qkv, window, keys_RCHK)[:, :, 0], cos_sin_MK, keys_RCHK.dtype)
+    queries_STHK = _rotated(
+        _by_stream(qkv, window, keys_RCHK)[:, :, 0], cos_sin_MK, keys_RCHK.dtype
+    )
     out_SHTK = F.scaled_dot_product_attention(
         queries_STHK.transpose(1, 2),
         window.read(keys_RCHK).transpose(1, 2),
@@ -147,20 +163,29 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
-def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None) -> Tensor:
+def draw(
+    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None
+) -> Tensor:
     """`reference.sampling.draw`."""
     return _draw(logits_BV, args.host, noise.fixed[slot], seen_BV)
 
 
 def draw_and_embed(
-    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor, seen_BV: Tensor | None = None
+    logits_BV: Tensor,
+    args: DrawArgs,
+    noise: FrameNoise,
+    slot: int,
+    table_VD: Tensor,
+    seen_BV: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`reference.sampling.draw_and_embed`."""
     code_B = _draw(logits_BV, args.host, noise.fixed[slot], seen_BV)
     return code_B, F.embedding(code_B, table_VD)
 
 
-def draw_at(logits_BV: Tensor, args: DrawArgs, u_B: Tensor, seen_BV: Tensor | None = None) -> Tensor:
+def draw_at(
+    logits_BV: Tensor, args: DrawArgs, u_B: Tensor, seen_BV: Tensor | None = None
+) -> Tensor:
     """`reference.sampling.draw_at`."""
     return _draw(logits_BV, args.host, (u_B * 2.0**UNIFORM_BITS).long().numpy(), seen_BV)
 
@@ -195,7 +220,9 @@ def _scores(logits_BV: Floats, args: HostArgs, seen_BV: NDArray[np.bool_] | None
     return np.minimum(np.fmax(logits_BV, _FINITE.min), _FINITE.max) + np.float32(0)
 
 
-def _best(scores_BV: Floats, args: HostArgs) -> tuple[NDArray[np.float64], Integers, NDArray[np.float64]]:
+def _best(
+    scores_BV: Floats, args: HostArgs
+) -> tuple[NDArray[np.float64], Integers, NDArray[np.float64]]:
     """Scores and codes [B, C] in falling order, of equal ones the lower code first, and the k-th
     best score [B, 1].
 

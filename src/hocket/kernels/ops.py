@@ -105,16 +105,24 @@ quantize_rows = operation(talker.quantize_rows, gpu="elementwise:quantize_rows")
 # A talker
 embed_sum = operation(talker.embed_sum, gpu="elementwise:embed_sum")
 norm_rotate_append = operation(talker.norm_rotate_append, gpu="rotary:norm_rotate_append")
-paged_attention = operation(talker.paged_attention, cpu=cpu.paged_attention, gpu="paged_attention:paged_attention")
+paged_attention = operation(
+    talker.paged_attention, cpu=cpu.paged_attention, gpu="paged_attention:paged_attention"
+)
 frame_attention = operation(talker.frame_attention, gpu="frame_attention:frame_attention")
 depth_attention = operation(talker.depth_attention, gpu="frame_attention:depth_attention")
 draw = operation(sampling.draw, cpu=cpu.draw, gpu="sampler:draw")
-draw_and_embed = operation(sampling.draw_and_embed, cpu=cpu.draw_and_embed, gpu="sampler:draw_and_embed")
+draw_and_embed = operation(
+    sampling.draw_and_embed, cpu=cpu.draw_and_embed, gpu="sampler:draw_and_embed"
+)
 
 # A codec's packed chunks
 pair_turns = operation(rings.pair_turns, cpu=cpu.pair_turns, gpu="ring_append:pair_turns")
-append_rotated = operation(rings.append_rotated, cpu=cpu.append_rotated, gpu="ring_append:append_rotated")
-ring_attention = operation(rings.ring_attention, cpu=cpu.ring_attention, gpu="ring_attention:ring_attention")
+append_rotated = operation(
+    rings.append_rotated, cpu=cpu.append_rotated, gpu="ring_append:append_rotated"
+)
+ring_attention = operation(
+    rings.ring_attention, cpu=cpu.ring_attention, gpu="ring_attention:ring_attention"
+)
 copy_rings = operation(rings.copy_rings, gpu="ring_append:copy_rings")
 causal_conv = operation(conv.causal_conv, gpu="causal_conv:causal_conv")
 depthwise_conv = operation(conv.depthwise_conv, gpu="causal_conv:depthwise_conv")

@@ -44,7 +44,9 @@ class Packed:
     is_padded: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def padded(cls, rows_S: Tensor, starts_S: Tensor, counts_S: Tensor | None, frames: int) -> Packed:
+    def padded(
+        cls, rows_S: Tensor, starts_S: Tensor, counts_S: Tensor | None, frames: int
+    ) -> Packed:
         """S chunks of `counts_S` frames, by default `frames`, each padded to `frames`."""
         pack_frames = frames * len(rows_S)
         counts_S = torch.full_like(rows_S, frames) if counts_S is None else counts_S
@@ -115,13 +117,13 @@ class RingWindow:
     # of 5 slots. A window has L = 3 - 1 + 2 = 4 keys; "-" is a key that does not exist, "*" one
     # that this chunk writes.
     #
-    #   start  keys          slots           case
-    #   0      -2 -1  0  1   0  0  0* 1*     The stream begins: keys before it are read from the first token's slot,
-    # which has just been written and so is finite, and are masked.
-    #   2       0  1  2  3   0  1  2* 3*     The context is full, and the ring has not wrapped.
-    #   4       2  3  4  5   2  3  4* 0*     The chunk passes the ring's end: its second token takes slot 0, whose old
-    #                                        position 0 no query of the chunk sees.
-    #   6       4  5  6  7   4  0  1* 2*     The context passes the ring's end.
+    #   start  keys          slots         case
+    #   0      -2 -1  0  1   0  0  0* 1*   The stream begins. Keys before it are read from the
+    #                                      first token's slot, just written and so finite; masked.
+    #   2       0  1  2  3   0  1  2* 3*   The context is full, and the ring has not wrapped.
+    #   4       2  3  4  5   2  3  4* 0*   The chunk passes the ring's end: its second token takes
+    #                                      slot 0, whose old position 0 no query of it sees.
+    #   6       4  5  6  7   4  0  1* 2*   The context passes the ring's end.
 
     @cached_property
     def _keys(self) -> Tensor:
@@ -153,7 +155,9 @@ class RingWindow:
     def visible(self) -> Tensor:
         """Bool [S, 1, T, L]: true where the query may look."""
         past = self.context - 1
-        ones_TL = torch.ones(self.max_tokens, past + self.max_tokens, dtype=torch.bool, device=self.device)
+        ones_TL = torch.ones(
+            self.max_tokens, past + self.max_tokens, dtype=torch.bool, device=self.device
+        )
         return (ones_TL.triu_().tril_(past) & (self._keys >= 0)[:, None])[:, None]
 
     def write(self, ring_RCHD: Tensor, new_STHD: Tensor) -> None:
@@ -231,7 +235,9 @@ class PagedPlan:
         # to scratch.
         pages_BT = table_BP.gather(1, (positions_BT // page_rows).clamp(max=table_BP.shape[1] - 1))
         is_row_BT = rows_T < batch.counts_B[:, None]
-        slots_BT = torch.where(is_row_BT, pages_BT * page_rows + positions_BT % page_rows, SCRATCH_PAGE * page_rows)
+        slots_BT = torch.where(
+            is_row_BT, pages_BT * page_rows + positions_BT % page_rows, SCRATCH_PAGE * page_rows
+        )
         return cls(batch, positions_BT, slots_BT.flatten(), page_rows)
 
     @cached_property
@@ -249,7 +255,9 @@ class PagedPlan:
         """Bool [B, L, 1, 1]: row l is not written by this sequence; its memory may hold anything,
         NaN included.
         """
-        return (self._cached >= (self.batch.starts_B + self.batch.counts_B)[:, None])[..., None, None]
+        return (self._cached >= (self.batch.starts_B + self.batch.counts_B)[:, None])[
+            ..., None, None
+        ]
 
 
 # ---- draws
@@ -280,7 +288,9 @@ class DrawParams:
 
 @dataclass(frozen=True, eq=False)
 class DrawArgs:
-    """How each of B rows draws a code: `DrawParams` of all rows, a contiguous tensor [B] a field."""
+    """How each of B rows draws a code: `DrawParams` of all rows, a contiguous tensor [B] a
+    field.
+    """
 
     #: float32
     temperature_B: Tensor
@@ -402,4 +412,6 @@ def plain(x: Tensor | Scaled) -> Tensor:
 
 def operands(x: Tensor | Scaled) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The product, its scales and its bias, as kernels take them; None for those of a tensor."""
-    return (x.product, x.rows, x.columns, x.bias) if isinstance(x, Scaled) else (x, None, None, None)
+    return (
+        (x.product, x.rows, x.columns, x.bias) if isinstance(x, Scaled) else (x, None, None, None)
+    )

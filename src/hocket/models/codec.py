@@ -95,7 +95,9 @@ class Codec(nn.Module):
         """
 
     @abstractmethod
-    def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
+    def decode(
+        self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None
+    ) -> Tensor:
         """Decode the next chunk of the streams on `rows_B` (distinct): codes -> samples float32
         [B, C, T * frame_samples].
 
@@ -148,7 +150,9 @@ class Codec(nn.Module):
         spec = self.state_spec("decoder")
         return CodecState.allocate("decoder", spec, rows, max_chunk_frames, self._device)
 
-    def new_encoder_state(self, rows: int, max_chunk_frames: int, max_frames: int | None = None) -> CodecState:
+    def new_encoder_state(
+        self, rows: int, max_chunk_frames: int, max_frames: int | None = None
+    ) -> CodecState:
         """State for `rows` recordings, encoded at most `max_chunk_frames` frames at a time; see
         `state_spec`.
         """
@@ -172,7 +176,8 @@ class Codec(nn.Module):
         state = self.new_decoder_state(1, min(frames, WHOLE_CHUNK_FRAMES))
         row_B = torch.zeros(1, dtype=torch.int64, device=codes_TN.device)
         chunks = [
-            self.decode(chunk_TN[None], state, row_B)[0] for chunk_TN in torch.split(codes_TN, state.max_chunk_frames)
+            self.decode(chunk_TN[None], state, row_B)[0]
+            for chunk_TN in torch.split(codes_TN, state.max_chunk_frames)
         ]
         return torch.cat(chunks, dim=-1)
 
@@ -182,7 +187,9 @@ class Codec(nn.Module):
         """
         return self.encode_batch([samples_CS], n_codebooks)[0]
 
-    def encode_batch(self, samples: Sequence[Tensor], n_codebooks: int | None = None) -> list[Tensor]:
+    def encode_batch(
+        self, samples: Sequence[Tensor], n_codebooks: int | None = None
+    ) -> list[Tensor]:
         """Recordings float32 [C, S_i] of any lengths -> their codes int64 [T_i, n_codebooks], each
         as if alone.
         """
@@ -206,7 +213,9 @@ class Codec(nn.Module):
                 samples[row][:, start * frame_samples : (start + count) * frame_samples]
                 for row, count in zip(rows, counts, strict=True)
             ]
-            chunk_BCS = samples[0].new_zeros(len(rows), self.config.channels, max(counts) * frame_samples)
+            chunk_BCS = samples[0].new_zeros(
+                len(rows), self.config.channels, max(counts) * frame_samples
+            )
             for b, piece_CS in enumerate(pieces):
                 chunk_BCS[b, :, : piece_CS.shape[1]] = piece_CS
             lengths = [piece_CS.shape[1] for piece_CS in pieces]
@@ -219,7 +228,11 @@ class Codec(nn.Module):
     # Checks
 
     def _check_samples(self, samples: Tensor, dims: int) -> None:
-        if samples.dim() != dims or samples.shape[-2] != self.config.channels or samples.dtype != torch.float32:
+        if (
+            samples.dim() != dims
+            or samples.shape[-2] != self.config.channels
+            or samples.dtype != torch.float32
+        ):
             shape = "[batch, channels, samples]" if dims == 3 else "[channels, samples]"
             raise InvalidRequestError(
                 f"audio must be float32 {shape} with {self.config.channels} channel(s), "
@@ -234,7 +247,8 @@ class Codec(nn.Module):
         samples, frame_samples = samples_BCS.shape[-1], self.config.frame_samples
         if samples == 0 or samples % frame_samples:
             raise InvalidRequestError(
-                f"{samples} samples are not one or more whole frames of {frame_samples}; cut them, or pad them and "
+                f"{samples} samples are not one or more whole frames of {frame_samples}; cut them, "
+                "or pad them and "
                 "give lengths"
             )
         return samples // frame_samples
@@ -242,18 +256,23 @@ class Codec(nn.Module):
     def _check_codes(self, codes: Tensor, dims: int, *, check_values: bool) -> None:
         if codes.dim() != dims or codes.dtype != torch.int64:
             shape = "[batch, frames, codebooks]" if dims == 3 else "[frames, codebooks]"
-            raise InvalidRequestError(f"codes must be int64 {shape}, got {codes.dtype} {list(codes.shape)}")
+            raise InvalidRequestError(
+                f"codes must be int64 {shape}, got {codes.dtype} {list(codes.shape)}"
+            )
         self._check_n_codebooks(codes.shape[-1])
         if check_values and codes.numel():
             low, high = (int(bound) for bound in codes.aminmax())
             if low < 0 or high >= self._codebook_size:
                 raise InvalidRequestError(
-                    f"codes must be 0 .. {self._codebook_size - 1}, got {low} .. {high}; remove padding before decoding"
+                    f"codes must be 0 .. {self._codebook_size - 1}, got {low} .. {high}; remove "
+                    "padding before decoding"
                 )
 
     def _check_n_codebooks(self, n_codebooks: int | None) -> int:
         if n_codebooks is None:
             return self._n_codebooks
         if not 1 <= n_codebooks <= self._n_codebooks:
-            raise InvalidRequestError(f"this codec has {self._n_codebooks} codebooks, {n_codebooks} were asked for")
+            raise InvalidRequestError(
+                f"this codec has {self._n_codebooks} codebooks, {n_codebooks} were asked for"
+            )
         return n_codebooks

@@ -27,7 +27,17 @@ from hocket.models.talker import Talker, TalkerConfig
 #: Fields of a request that are the same in every family. A builder declares which of the others it
 #: takes.
 COMMON_FIELDS = frozenset(
-    {"text", "text_front", "voice", "reference", "reference_text", "sampling", "seed", "max_frames", "min_frames"}
+    {
+        "text",
+        "text_front",
+        "voice",
+        "reference",
+        "reference_text",
+        "sampling",
+        "seed",
+        "max_frames",
+        "min_frames",
+    }
 )
 
 

@@ -52,7 +52,9 @@ def builtin_model() -> Path:
     """The checkpoint shipped with the package, which is used when none is named."""
     folder = Path(__file__).parent.parent / "assets" / "mini"
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"the built-in model is missing from {folder}; reinstall hocket, or name a model")
+        raise CheckpointError(
+            f"the built-in model is missing from {folder}; reinstall hocket, or name a model"
+        )
     return folder
 
 
@@ -139,7 +141,8 @@ def codec_folder(talker_folder: Path, codec: str | Path | None) -> Path:
     if isinstance(named, str) and named:
         return resolve_checkpoint(named)
     raise CheckpointError(
-        f"{talker_folder} names no codec; give one with --codec FOLDER_OR_ID, or --codec none to make codes only",
+        f"{talker_folder} names no codec; give one with --codec FOLDER_OR_ID, or --codec none to "
+        "make codes only",
         param="codec",
     )
 
@@ -183,5 +186,7 @@ def _config_of(folder: Path, wanted: Kind) -> dict[str, object]:
     kind, raw = checkpoint_kind(folder)
     if kind != wanted:
         flag = {"talker": "--model", "codec": "--codec"}
-        raise ConfigError(f"{folder} is a {kind}, not a {wanted}; give it with {flag[kind]} and a {wanted} here")
+        raise ConfigError(
+            f"{folder} is a {kind}, not a {wanted}; give it with {flag[kind]} and a {wanted} here"
+        )
     return raw

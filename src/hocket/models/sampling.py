@@ -41,7 +41,9 @@ class ResolvedSampling:
     @property
     def stop(self) -> DrawParams:
         """Parameters of the stop decision, in which no choice is cut off."""
-        return DrawParams(temperature=self.stop_temperature if self.codes.temperature > _ZERO else 0.0)
+        return DrawParams(
+            temperature=self.stop_temperature if self.codes.temperature > _ZERO else 0.0
+        )
 
     def recommended(self, file: SamplingFields) -> ResolvedSampling:
         """These values, overridden by those that a checkpoint's file gives."""
@@ -58,15 +60,22 @@ class ResolvedSampling:
             for name in given:
                 if name.startswith(_PREDICTOR):
                     raise InvalidRequestError(
-                        Template("this model draws all codes alike, so it has no {param}; leave it out"), param=name
+                        Template(
+                            "this model draws all codes alike, so it has no {param}; leave it out"
+                        ),
+                        param=name,
                     )
         elif request.temperature == 0.0:
             given.setdefault("predictor_temperature", 0.0)
         return self._replaced(given, request.stop_temperature)
 
-    def _replaced(self, given: Mapping[str, Any], stop_temperature: float = 1.0) -> ResolvedSampling:
+    def _replaced(
+        self, given: Mapping[str, Any], stop_temperature: float = 1.0
+    ) -> ResolvedSampling:
         predictor = None if self.predictor is None else _replaced(self.predictor, given, _PREDICTOR)
-        return ResolvedSampling(_replaced(self.codes, given), predictor, stop_temperature, self.max_frames)
+        return ResolvedSampling(
+            _replaced(self.codes, given), predictor, stop_temperature, self.max_frames
+        )
 
 
 def _given(sampling: SamplingFields) -> dict[str, Any]:

@@ -47,7 +47,9 @@ class TalkerConfig(KVShape, Protocol):
 class Backbone(Protocol):
     """The layers with paged keys and values."""
 
-    def __call__(self, x_BTD: Tensor, kv: KVPages | None = None, batch: PagedBatch | None = None) -> Tensor:
+    def __call__(
+        self, x_BTD: Tensor, kv: KVPages | None = None, batch: PagedBatch | None = None
+    ) -> Tensor:
         """Hidden states [B, T, D] of rows that continue cached ones; without `kv` and `batch`, of
         whole sequences.
         """

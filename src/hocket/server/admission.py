@@ -22,7 +22,9 @@ _MAX_RETRY_SECONDS = 60
 class Admission:
     """Counts the open requests of this front end. The engine's queue has a bound of its own."""
 
-    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._settings, self._clock = settings, clock
         self._callers: Counter[str] = Counter()
         self._mean_seconds = 1.0
@@ -58,7 +60,8 @@ class Admission:
             self.refused += 1
             raise ApiError(
                 503,
-                f"all {rows} voices are speaking and {self._settings.max_queue} requests wait; try again later",
+                f"all {rows} voices are speaking and {self._settings.max_queue} requests wait; try "
+                "again later",
                 code="overloaded",
                 retry_after_seconds=self._retry_after(rows),
             )

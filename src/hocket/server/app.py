@@ -29,7 +29,10 @@ _ROUTERS = (speech.router, batch.router, status.router, voices.router, tokens.ro
 
 
 def create_app(
-    client: SpeechClient, settings: ServerSettings, voice_store: VoiceStore, model_name: str = "hocket-mini"
+    client: SpeechClient,
+    settings: ServerSettings,
+    voice_store: VoiceStore,
+    model_name: str = "hocket-mini",
 ) -> FastAPI:
     """An app that speaks through `client`, which stays the caller's to start and stop."""
     app = FastAPI(
@@ -39,7 +42,9 @@ def create_app(
         redoc_url=None,
     )
     metrics = Metrics()
-    app.state.services = Services(client, settings, voice_store, Admission(settings), metrics, model_name)
+    app.state.services = Services(
+        client, settings, voice_store, Admission(settings), metrics, model_name
+    )
     app.add_middleware(RequestMiddleware, settings=settings, metrics=metrics)
     app.add_exception_handler(HocketError, _on_error(lambda error, _: _hocket_error(error)))
     app.add_exception_handler(HTTPException, _on_error(_framework_error))
@@ -88,7 +93,9 @@ def _methods(path: str) -> list[str]:
     Pages take GET.
     """
     routes = (route for router in _ROUTERS for route in router.routes)
-    here = [route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)]
+    here = [
+        route for route in routes if isinstance(route, APIRoute) and route.path_regex.match(path)
+    ]
     return sorted({method for route in here for method in route.methods or ()}) or ["GET"]
 
 

@@ -50,7 +50,12 @@ class ApiError(HocketError):
 def error_fields(error: HocketError) -> ErrorFields:
     """The fields of `error` for a client."""
     status = error.http_status
-    return {"message": str(error), "type": _type(status), "param": error.param, "code": error_code(error)}
+    return {
+        "message": str(error),
+        "type": _type(status),
+        "param": error.param,
+        "code": error_code(error),
+    }
 
 
 def error_response(error: HocketError) -> JSONResponse:
@@ -75,7 +80,11 @@ def internal_error(error: Exception) -> ApiError:
     # Only file names and lines: an exception may quote the user's text.
     place = "<".join(f"{Path(call.filename).name}:{call.lineno}" for call in reversed(calls))
     _LOG.error("event=internal_error error=%s at=%s", type(error).__name__, place)
-    return ApiError(500, f"internal error ({type(error).__name__}); the server's log says where", code="internal_error")
+    return ApiError(
+        500,
+        f"internal error ({type(error).__name__}); the server's log says where",
+        code="internal_error",
+    )
 
 
 def http_error(error: HTTPException, request: Request, methods: Sequence[str]) -> ApiError:
@@ -84,10 +93,14 @@ def http_error(error: HTTPException, request: Request, methods: Sequence[str]) -
     """
     status = error.status_code
     if status == http.HTTPStatus.NOT_FOUND:
-        return ApiError(404, "there is nothing at this address; /docs lists the routes", code="not_found")
+        return ApiError(
+            404, "there is nothing at this address; /docs lists the routes", code="not_found"
+        )
     if status == http.HTTPStatus.METHOD_NOT_ALLOWED:
         use = ", ".join(methods)
-        return ApiError(405, f"{request.method} is not for this route; use {use}", code="method_not_allowed")
+        return ApiError(
+            405, f"{request.method} is not for this route; use {use}", code="method_not_allowed"
+        )
     return ApiError(status, str(error.detail), code=http.HTTPStatus(status).name.lower())
 
 
@@ -96,7 +109,11 @@ def _type(status: int) -> str:
         return "authentication_error"
     if status == http.HTTPStatus.TOO_MANY_REQUESTS:
         return "rate_limit_error"
-    return "invalid_request_error" if status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return (
+        "invalid_request_error"
+        if status < http.HTTPStatus.INTERNAL_SERVER_ERROR
+        else "server_error"
+    )
 
 
 def error_code(error: HocketError) -> str:
@@ -107,4 +124,8 @@ def error_code(error: HocketError) -> str:
         return "overloaded"
     if isinstance(error, EngineStoppedError):
         return "engine_unavailable"
-    return "invalid_request" if error.http_status < http.HTTPStatus.INTERNAL_SERVER_ERROR else "internal_error"
+    return (
+        "invalid_request"
+        if error.http_status < http.HTTPStatus.INTERNAL_SERVER_ERROR
+        else "internal_error"
+    )

@@ -21,9 +21,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self.requests = Counter("hocket_requests", "Answers", ["route", "status"], registry=registry)
-        self.errors = Counter("hocket_errors", "Requests that failed, by error code", ["code"], registry=registry)
-        self._finishes = Counter("hocket_finished", "Speeches, by how they ended", ["reason"], registry=registry)
+        self.requests = Counter(
+            "hocket_requests", "Answers", ["route", "status"], registry=registry
+        )
+        self.errors = Counter(
+            "hocket_errors", "Requests that failed, by error code", ["code"], registry=registry
+        )
+        self._finishes = Counter(
+            "hocket_finished", "Speeches, by how they ended", ["reason"], registry=registry
+        )
         self._first_audio = Histogram(
             "hocket_first_audio_seconds",
             "From the arrival of a request to its first audio",
@@ -36,14 +42,22 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._underruns = Counter("hocket_underruns", "Speeches with a stall over 100 ms", registry=registry)
-        self._rtf = Histogram("hocket_rtf", "Time taken over length of the audio", buckets=_RATIOS, registry=registry)
+        self._underruns = Counter(
+            "hocket_underruns", "Speeches with a stall over 100 ms", registry=registry
+        )
+        self._rtf = Histogram(
+            "hocket_rtf", "Time taken over length of the audio", buckets=_RATIOS, registry=registry
+        )
         self._audio_seconds = Counter("hocket_audio_seconds", "Audio made", registry=registry)
         self._frames = Counter("hocket_frames", "Frames made", registry=registry)
         self._open = Gauge("hocket_open_requests", "Requests that hold a slot", registry=registry)
-        self._refused = Gauge("hocket_refused_requests", "Requests refused for lack of a slot", registry=registry)
+        self._refused = Gauge(
+            "hocket_refused_requests", "Requests refused for lack of a slot", registry=registry
+        )
         self._ready = Gauge("hocket_ready", "1 while requests are served", registry=registry)
-        self._engine = Gauge("hocket_engine", "The engines' numbers", ["worker", "name"], registry=registry)
+        self._engine = Gauge(
+            "hocket_engine", "The engines' numbers", ["worker", "name"], registry=registry
+        )
 
     def first_audio(self, seconds: float) -> None:
         """Record the first audio of a request, `seconds` after its arrival."""

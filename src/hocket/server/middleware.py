@@ -31,7 +31,9 @@ _GUARDED = "/v1/"
 #: Polled by browsers, load balancers and Prometheus; logged at DEBUG.
 _POLLED = ("/health", "/metrics", "/studio/")
 #: Requests that hold one slot. Without a free slot, they are refused before their body is read.
-_ONE_SLOT = {("POST", f"/v1/audio/{name}") for name in ("speech", "voices", "tokens/encode", "tokens/decode")}
+_ONE_SLOT = {
+    ("POST", f"/v1/audio/{name}") for name in ("speech", "voices", "tokens/encode", "tokens/decode")
+}
 _CLOSE_POLICY_VIOLATION = 1008
 
 
@@ -62,8 +64,10 @@ class RequestRecord:
         first = "-" if self.first_audio_seconds is None else f"{1e3 * self.first_audio_seconds:.1f}"
         rtf = f"{self.age_seconds / self.audio_seconds:.3f}" if self.audio_seconds else "-"
         return (
-            f"event=request id={self.id} method={self.method} path={self.path} status={self.status} "
-            f"model={self.model} frames={self.frames} audio_seconds={self.audio_seconds:.2f} first_audio_ms={first} "
+            f"event=request id={self.id} method={self.method} path={self.path} "
+            f"status={self.status} "
+            f"model={self.model} frames={self.frames} audio_seconds={self.audio_seconds:.2f} "
+            f"first_audio_ms={first} "
             f"rtf={rtf} seconds={self.age_seconds:.3f} reason={self.reason}"
         )
 
@@ -93,7 +97,9 @@ class RequestMiddleware:
             return
         connection = HTTPConnection(scope)
         method = str(scope.get("method", "WEBSOCKET"))
-        record = RequestRecord(_request_id(connection), method, _log_safe(scope["path"]), self._caller(connection))
+        record = RequestRecord(
+            _request_id(connection), method, _log_safe(scope["path"]), self._caller(connection)
+        )
         scope[_RECORD] = record
         if scope["type"] == "websocket":
             await self._websocket(connection, receive, send)
@@ -107,7 +113,9 @@ class RequestMiddleware:
             is_polled = record.path == "/" or record.path.startswith(_POLLED)
             _LOG.log(logging.DEBUG if is_polled else logging.INFO, "%s", record.line())
 
-    async def _request(self, connection: HTTPConnection, record: RequestRecord, receive: Receive, send: Send) -> None:
+    async def _request(
+        self, connection: HTTPConnection, record: RequestRecord, receive: Receive, send: Send
+    ) -> None:
         async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
@@ -128,7 +136,9 @@ class RequestMiddleware:
             record.reason = error_code(error)
             await error_response(error)(connection.scope, receive, watched_send)
 
-    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send, record: RequestRecord) -> None:
+    async def _answer(
+        self, scope: Scope, body: bytes, receive: Receive, send: Send, record: RequestRecord
+    ) -> None:
         """Run the app until it has answered or the client has disconnected."""
         task = asyncio.create_task(self._respond(scope, body, send, record))
         watch = asyncio.create_task(_disconnected(receive))
@@ -147,14 +157,18 @@ class RequestMiddleware:
         async def receive() -> Message:
             if unread:
                 return unread.pop()
-            return await asyncio.get_running_loop().create_future()  # waits until this task is cancelled
+            return (
+                await asyncio.get_running_loop().create_future()
+            )  # waits until this task is cancelled
 
         try:
             await self._app(scope, receive, send)
         except Exception as error:
             problem = internal_error(error)
             record.reason = problem.code
-            if not record.status:  # once a response has begun, the connection ends early, which clients notice
+            if (
+                not record.status
+            ):  # once a response has begun, the connection ends early, which clients notice
                 await error_response(problem)(scope, receive, send)
 
     async def _read(self, connection: HTTPConnection, receive: Receive) -> bytes | None:
@@ -179,13 +193,17 @@ class RequestMiddleware:
                         return b"".join(parts)
         except TimeoutError:
             seconds = self._settings.body_seconds
-            raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_timeout") from None
+            raise ApiError(
+                408, f"the body did not arrive within {seconds:g} s", code="body_timeout"
+            ) from None
 
     async def _websocket(self, connection: HTTPConnection, receive: Receive, send: Send) -> None:
         try:
             self._check_key(connection)
         except ApiError as error:
-            await send({"type": "websocket.close", "code": _CLOSE_POLICY_VIOLATION, "reason": str(error)})
+            await send(
+                {"type": "websocket.close", "code": _CLOSE_POLICY_VIOLATION, "reason": str(error)}
+            )
             return
         await self._app(connection.scope, receive, send)
 
@@ -219,7 +237,11 @@ class _Slot:
         self._admission: Admission | None = None
         if (record.method, connection.scope["path"]) in _ONE_SLOT:
             services = services_of(connection)
-            self._admission, self._caller, self._rows = services.admission, record.caller, services.client.info.rows
+            self._admission, self._caller, self._rows = (
+                services.admission,
+                record.caller,
+                services.client.info.rows,
+            )
 
     def check(self) -> None:
         """Raises ApiError where none is free."""
@@ -228,11 +250,17 @@ class _Slot:
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the slot. Entering raises ApiError where none is free any more."""
-        return nullcontext() if self._admission is None else self._admission.slot(self._caller, self._rows)
+        return (
+            nullcontext()
+            if self._admission is None
+            else self._admission.slot(self._caller, self._rows)
+        )
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {max_bytes} bytes, which is the most", code="body_too_large")
+    return ApiError(
+        413, f"the body is larger than {max_bytes} bytes, which is the most", code="body_too_large"
+    )
 
 
 def _given_key(connection: HTTPConnection) -> str:
@@ -240,7 +268,11 @@ def _given_key(connection: HTTPConnection) -> str:
     if scheme.lower() == "bearer":
         return key.strip()
     # Browsers cannot set headers on a WebSocket.
-    return connection.query_params.get("api_key", "") if connection.scope["type"] == "websocket" else ""
+    return (
+        connection.query_params.get("api_key", "")
+        if connection.scope["type"] == "websocket"
+        else ""
+    )
 
 
 def _request_id(connection: HTTPConnection) -> str:
@@ -251,7 +283,9 @@ def _request_id(connection: HTTPConnection) -> str:
 
 
 def _log_safe(path: str) -> str:
-    return "".join(c if c.isascii() and c.isprintable() and c not in ' "=' else "?" for c in path)[:200]
+    return "".join(c if c.isascii() and c.isprintable() and c not in ' "=' else "?" for c in path)[
+        :200
+    ]
 
 
 def _route(scope: Scope) -> str:

@@ -13,7 +13,10 @@ from hocket.server.schemas import Body
 
 #: Error responses of every route.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    status: {
+        "description": text,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
     for status, text in {
         400: "The request must change; `param` names the field",
         401: "No valid API key",

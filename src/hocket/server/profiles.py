@@ -43,9 +43,13 @@ class LoadedProfile:
 
     def table(self) -> str:
         """A line for each setting: key, value, origin."""
-        rows = [(key, _shown(key, value), self.origins[key]) for key, value in _leaves(self.profile)]
+        rows = [
+            (key, _shown(key, value), self.origins[key]) for key, value in _leaves(self.profile)
+        ]
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-        return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  # {origin}" for key, value, origin in rows)
+        return "\n".join(
+            f"{key:<{widths[0]}}  {value:<{widths[1]}}  # {origin}" for key, value, origin in rows
+        )
 
 
 def load_profile(name: str, *layers: Layer) -> LoadedProfile:
@@ -58,7 +62,9 @@ def load_profile(name: str, *layers: Layer) -> LoadedProfile:
     for layer in [*_chain(name, ()), *layers]:
         for key, value in layer.values.items():
             if key not in origins:
-                raise ConfigError(f"{key} is not a setting ({layer.origin}){_guess(key, origins)}", param=key)
+                raise ConfigError(
+                    f"{key} is not a setting ({layer.origin}){_guess(key, origins)}", param=key
+                )
             values[key], origins[key] = value, layer.origin
     try:
         profile = Profile.model_validate_json(json.dumps(_nested(values), default=str))
@@ -73,11 +79,15 @@ def parse_settings(items: Sequence[str]) -> Layer:
     for item in items:
         key, equals, text = item.partition("=")
         if not (equals and key):
-            raise ConfigError(f"--set {item!r} is not key=value; write for instance --set engine.rows=32")
+            raise ConfigError(
+                f"--set {item!r} is not key=value; write for instance --set engine.rows=32"
+            )
         try:
             values[key] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise ConfigError(f"--set {key} has the value {text!r}, which is not YAML; quote it", param=key) from None
+            raise ConfigError(
+                f"--set {key} has the value {text!r}, which is not YAML; quote it", param=key
+            ) from None
     return Layer("--set", values)
 
 
@@ -91,11 +101,15 @@ def _chain(name: str, above: tuple[Path, ...]) -> list[Layer]:
     beside = above[-1].parent if above else Path()
     path = _FOLDER / f"{name}.yaml" if name in profile_names() else beside / name
     if path in above:
-        raise ConfigError(f"the profile {name!r} extends itself ({' -> '.join(p.name for p in [*above, path])})")
+        raise ConfigError(
+            f"the profile {name!r} extends itself ({' -> '.join(p.name for p in [*above, path])})"
+        )
     document = _read(path)
     base = document.pop("extends", None)
     if not isinstance(base, str | None):
-        raise ConfigError(f"extends is {base!r} in the profile {path.name!r}; name one profile or file")
+        raise ConfigError(
+            f"extends is {base!r} in the profile {path.name!r}; name one profile or file"
+        )
     layer = Layer(f"profile {path.stem}", dict(_flat(document)))
     return [*(_chain(base, (*above, path)) if base is not None else []), layer]
 
@@ -105,7 +119,9 @@ def _read(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         shipped = ", ".join(profile_names())
-        raise ConfigError(f"cannot read the profile {str(path)!r}: {error.strerror}; shipped ones: {shipped}") from None
+        raise ConfigError(
+            f"cannot read the profile {str(path)!r}: {error.strerror}; shipped ones: {shipped}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where is not None else ""
@@ -156,7 +172,9 @@ def _guess(key: str, known: Mapping[str, str]) -> str:
 
 def _refusal(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     problem = error.errors()[0]
-    key = ".".join(part for part in problem["loc"] if isinstance(part, str))  # numbers are indices of a list
+    key = ".".join(
+        part for part in problem["loc"] if isinstance(part, str)
+    )  # numbers are indices of a list
     origin = f" ({origins[key]})" if key in origins else ""
     if problem["type"] == "value_error":
         return ConfigError(f"{key}{origin}: {requirement(problem)}", param=key)

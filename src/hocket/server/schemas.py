@@ -63,7 +63,9 @@ class Body(BaseModel):
     @property
     def client_names(self) -> dict[str, str]:
         """The client's names of fields, by the engine's names and by ours."""
-        return self._given | {name: self._given.get(ours, ours) for name, ours in _ENGINE_NAMES.items()}
+        return self._given | {
+            name: self._given.get(ours, ours) for name, ours in _ENGINE_NAMES.items()
+        }
 
 
 class VoiceId(Body):
@@ -141,12 +143,19 @@ class VoiceFields(Body, SamplingFields):
     def _task_has_what_it_needs(self) -> VoiceFields:
         if self.task_type == "Base" and self.reference_audio is None and self.voice is None:
             raise _conflict(
-                "task_type", "{param}: Base clones a voice; give {reference_audio}, or the name of an uploaded voice"
+                "task_type",
+                "{param}: Base clones a voice; give {reference_audio}, or the name of an uploaded "
+                "voice",
             )
         if self.task_type == "VoiceDesign" and self.instructions is None:
-            raise _conflict("task_type", "{param}: VoiceDesign needs {instructions} that describe the voice")
+            raise _conflict(
+                "task_type", "{param}: VoiceDesign needs {instructions} that describe the voice"
+            )
         if self.task_type == "CustomVoice" and self.reference_audio is not None:
-            raise _conflict("task_type", "{param}: CustomVoice speaks with a named voice; leave out {reference_audio}")
+            raise _conflict(
+                "task_type",
+                "{param}: CustomVoice speaks with a named voice; leave out {reference_audio}",
+            )
         return self
 
 
@@ -169,7 +178,9 @@ class SpeechBody(VoiceFields):
     @model_validator(mode="after")
     def _one_answer(self) -> SpeechBody:
         if self.stream is False and self.stream_format is not None:
-            raise _conflict("stream", "{param}: false asks for one whole answer; leave out {stream_format}")
+            raise _conflict(
+                "stream", "{param}: false asks for one whole answer; leave out {stream_format}"
+            )
         return self
 
     @property
@@ -177,7 +188,11 @@ class SpeechBody(VoiceFields):
         """How the audio is sent."""
         if self.stream is False:
             return "whole"
-        return "sse" if self.stream_format == "sse" or (self.stream and self.stream_format is None) else "stream"
+        return (
+            "sse"
+            if self.stream_format == "sse" or (self.stream and self.stream_format is None)
+            else "stream"
+        )
 
 
 class BatchBody(VoiceFields):
@@ -203,8 +218,12 @@ def check_text(text: str) -> str:
     """`text` if it can be spoken. Raises ValueError."""
     if not _without_nul(text):
         raise ValueError("is empty; give at least one word")
-    if not any(unicodedata.category(character).startswith(_SPOKEN_CATEGORIES) for character in text):
-        raise ValueError("has no letter or digit, so there is nothing to speak; give at least one word")
+    if not any(
+        unicodedata.category(character).startswith(_SPOKEN_CATEGORIES) for character in text
+    ):
+        raise ValueError(
+            "has no letter or digit, so there is nothing to speak; give at least one word"
+        )
     return text
 
 
@@ -213,7 +232,11 @@ async def json_document(request: Request) -> dict[str, Any]:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         what = f"is {media_type[:100]!r}" if media_type else "is missing"
-        raise ApiError(415, f"the header Content-Type {what}; send application/json", code="unsupported_media_type")
+        raise ApiError(
+            415,
+            f"the header Content-Type {what}; send application/json",
+            code="unsupported_media_type",
+        )
     return read_json(await request.body())
 
 
@@ -222,8 +245,14 @@ def read_json(raw: bytes) -> dict[str, Any]:
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise InvalidRequestError(f"the body is not valid JSON{where}; send one JSON object") from None
+        where = (
+            f" (line {error.lineno}, column {error.colno})"
+            if isinstance(error, json.JSONDecodeError)
+            else ""
+        )
+        raise InvalidRequestError(
+            f"the body is not valid JSON{where}; send one JSON object"
+        ) from None
     if not isinstance(document, dict):
         raise InvalidRequestError(f"the body is a JSON {_kind(document)}; send one JSON object")
     return document
@@ -239,13 +268,17 @@ def read_body(model: type[AnyBody], document: dict[str, Any], settings: ServerSe
     for name, value in document.items():
         ours = ALIASES.get(name, name)
         if ours in fields:
-            raise InvalidRequestError(f"{name} and {given[ours]} are the same; give one of them", param=name)
+            raise InvalidRequestError(
+                f"{name} and {given[ours]} are the same; give one of them", param=name
+            )
         fields[ours], given[ours] = value, name
     unknown = [name for name in fields if name not in model.model_fields]
     if unknown and settings.strict_fields:
         shown = [_printable(given[name]) for name in unknown]
         noun = "an unknown field" if len(unknown) == 1 else "unknown fields"
-        raise InvalidRequestError(f"{', '.join(shown)[:200]}: {noun}; leave out or correct", param=shown[0])
+        raise InvalidRequestError(
+            f"{', '.join(shown)[:200]}: {noun}; leave out or correct", param=shown[0]
+        )
     for name in unknown:
         del fields[name], given[name]
     try:
@@ -268,7 +301,11 @@ def _refusal(problem: ErrorDetails, given: dict[str, str]) -> InvalidRequestErro
     name, value = given.get(str(field), str(field)), problem["input"]
     place = "".join(f"[{index}]" for index in inside if isinstance(index, int))
     # Texts are not repeated: they are the user's.
-    shown = f" (got {value!r})" if isinstance(value, int | float) and problem["type"] != "value_error" else ""
+    shown = (
+        f" (got {value!r})"
+        if isinstance(value, int | float) and problem["type"] != "value_error"
+        else ""
+    )
     return InvalidRequestError(f"{name}{place} {requirement(problem)}{shown}", param=name)
 
 
@@ -278,7 +315,9 @@ def _without_nul(text: str | None) -> str:
     if "\x00" in text:
         raise ValueError("contains a NUL character; remove it")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("contains a lone surrogate, which is not a character; fix the text's encoding")
+        raise ValueError(
+            "contains a lone surrogate, which is not a character; fix the text's encoding"
+        )
     return text.strip()
 
 
@@ -288,5 +327,12 @@ def _printable(name: str) -> str:
 
 
 def _kind(value: object) -> str:
-    names = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", type(None): "null"}
+    names = {
+        str: "string",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        list: "array",
+        type(None): "null",
+    }
     return names[type(value)]

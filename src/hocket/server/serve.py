@@ -63,7 +63,9 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
         # A model that cannot be loaded is refused here, with nothing printed and nothing written.
         planned = await pool.planned()
         voices = VoiceStore(
-            settings.voices_folder or home / "voices", planned.voices, max_recording_bytes=settings.max_voice_bytes
+            settings.voices_folder or home / "voices",
+            planned.voices,
+            max_recording_bytes=settings.max_voice_bytes,
         )
         print("\n".join(_plan(profile, planned.memory)), flush=True)
         app = create_app(pool, settings, voices, profile.served_name)
@@ -75,7 +77,10 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
             ready = asyncio.create_task(pool.wait_ready())
             await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                print(_ready_line(ready.result(), len(pool.workers), time.monotonic() - started), flush=True)
+                print(
+                    _ready_line(ready.result(), len(pool.workers), time.monotonic() - started),
+                    flush=True,
+                )
             else:
                 ready.cancel()
             await serving
@@ -135,7 +140,8 @@ def _listen(settings: ServerSettings) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or "unknown reason").partition(" (")[0]
         raise ConfigError(
-            f"cannot listen at {settings.host} port {settings.port}: {reason}; choose another --port or --host",
+            f"cannot listen at {settings.host} port {settings.port}: {reason}; choose another "
+            "--port or --host",
             param="server.port",
         ) from None
 
@@ -158,8 +164,10 @@ def _plan(profile: Profile, plan: MemoryPlan) -> list[str]:
     references = profile.engine.reference_cache.max_bytes / _MIB
     return [
         f"hocket   {__version__}",
-        f"model    {profile.served_name}, {profile.dtype} on {_devices(profile)}{_times(profile.engine_count)}",
-        f"memory   {plan.total_bytes / _MIB:,.1f} MiB = {shown}; {plan.rows} rows of {plan.context_rows:,} at most",
+        f"model    {profile.served_name}, {profile.dtype} on "
+        f"{_devices(profile)}{_times(profile.engine_count)}",
+        f"memory   {plan.total_bytes / _MIB:,.1f} MiB = {shown}; {plan.rows} rows of "
+        f"{plan.context_rows:,} at most",
         f"         and {references:,.0f} MiB of the host for the codes of references, at most",
         *([f"         all that {profile.engine_count} times"] if profile.engine_count > 1 else []),
     ]
@@ -179,6 +187,7 @@ def _times(workers: int) -> str:
 
 def _ready_line(info: EngineInfo, workers: int, seconds: float) -> str:
     return (
-        f"ready    in {seconds:.1f} s: {info.rows} voices at a time{_times(workers)}, {info.sample_rate} Hz, "
+        f"ready    in {seconds:.1f} s: {info.rows} voices at a time{_times(workers)}, "
+        f"{info.sample_rate} Hz, "
         f"{info.channels} channel{'s' if info.channels > 1 else ''}"
     )

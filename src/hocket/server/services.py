@@ -33,9 +33,16 @@ class SpeechClient(Protocol):
     @property
     def workers(self) -> Sequence[WorkerStatus]: ...
     async def submit(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> SpeechStream: ...
-    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]: ...
+    async def encode(
+        self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None
+    ) -> NDArray[np.int64]: ...
     async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]: ...
     async def stats(self) -> Sequence[Stats | None]: ...
 
@@ -70,7 +77,11 @@ class Services:
 
         Raises EngineStoppedError while there is no engine, as the model may set it.
         """
-        return self.settings.segment_characters or self.client.info.segment_characters or _SEGMENT_CHARACTERS
+        return (
+            self.settings.segment_characters
+            or self.client.info.segment_characters
+            or _SEGMENT_CHARACTERS
+        )
 
 
 def services_of(connection: HTTPConnection) -> Services:

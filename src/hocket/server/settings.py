@@ -118,7 +118,8 @@ class Profile(StrictModel):
         device = others.data.get("device")
         if gpus is not None and device != "cuda":
             raise ValueError(
-                f"{gpus} GPUs were asked for, but the device is {device!r}; name a profile for GPUs (--profile latency "
+                f"{gpus} GPUs were asked for, but the device is {device!r}; name a profile for "
+                "GPUs (--profile latency "
                 "or throughput), or --set device=cuda"
             )
         return gpus
@@ -128,7 +129,9 @@ class Profile(StrictModel):
     def _workers_fill_the_gpus(cls, workers: int | None, others: ValidationInfo) -> int | None:
         gpus = others.data.get("gpus")
         if workers is not None and gpus is not None and workers % gpus:
-            raise ValueError(f"{workers} engines cannot be shared out evenly over {gpus} GPUs; give a multiple")
+            raise ValueError(
+                f"{workers} engines cannot be shared out evenly over {gpus} GPUs; give a multiple"
+            )
         return workers
 
     @property

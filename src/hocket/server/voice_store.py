@@ -2,7 +2,8 @@
 
 An upload takes `draft` (all checks that need no model), the model's encoder, and `save`:
 
-    draft = store.draft("anna", recording, transcript=words, sample_rate=48000, channels=2, limits=limits)
+    draft = store.draft("anna", recording, transcript=words, sample_rate=48000, channels=2,
+    limits=limits)
     voice = store.save(draft, codes_of(draft.recording), codec="moss")
 
 `save` takes codes, so that a failure on the way leaves the old voice as it was. A file is replaced
@@ -35,7 +36,13 @@ from hocket.audio.reference import prepare_reference
 from hocket.checkpoint.voices import BuiltinVoice, VoiceNotFoundError, Voices, voice_name
 from hocket.config import ReferenceLimits
 from hocket.core import AudioArray, PreparedReference, Reference, StrictModel
-from hocket.errors import AudioFileError, ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
+from hocket.errors import (
+    AudioFileError,
+    ConfigError,
+    HocketError,
+    InvalidRequestError,
+    ReferenceAudioError,
+)
 
 MAX_DESCRIPTION_CHARACTERS = 1_000
 MAX_TRANSCRIPT_CHARACTERS = 5_000
@@ -102,7 +109,8 @@ class VoiceStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"the folder of voices {str(folder)!r} cannot be made: {error.strerror}; name another",
+                f"the folder of voices {str(folder)!r} cannot be made: {error.strerror}; name "
+                "another",
                 param="voices_folder",
             ) from error
         self._folder = folder
@@ -113,7 +121,9 @@ class VoiceStore:
     def listed(self) -> list[Voice]:
         """All voices by name, the built-in ones first, broken ones among the uploaded."""
         builtin = [_builtin_entry(name, voice) for name, voice in self._builtin.items()]
-        return builtin + sorted((self._stored(path) for path in self._paths()), key=lambda voice: voice.name)
+        return builtin + sorted(
+            (self._stored(path) for path in self._paths()), key=lambda voice: voice.name
+        )
 
     def reference(self, name: str, *, codec: str | None) -> tuple[Reference, str | None]:
         """Reference and transcript of an upload, for a model whose codec is `codec` (None: it takes
@@ -129,7 +139,8 @@ class VoiceStore:
                 return _codes(file), metadata.transcript
             if metadata.seconds is None:
                 raise InvalidRequestError(
-                    f"the voice {name!r} consists of codes of another model; upload it again", param="voice"
+                    f"the voice {name!r} consists of codes of another model; upload it again",
+                    param="voice",
                 )
             return _recording(metadata, file), metadata.transcript
 
@@ -151,7 +162,9 @@ class VoiceStore:
             with self._opened(name, "name") as (metadata, file):
                 recording = None if metadata.seconds is None else _recording(metadata, file)
         if recording is None:
-            raise VoiceNotFoundError(f"the voice {name!r} has no recording to listen to", param="name")
+            raise VoiceNotFoundError(
+                f"the voice {name!r} has no recording to listen to", param="name"
+            )
         return encode_audio(FORMATS[".wav"], recording.samples, recording.sample_rate)
 
     def draft(
@@ -179,7 +192,8 @@ class VoiceStore:
             return VoiceDraft(name, description, transcript, None)
         if len(recording) > self._max_recording_bytes:
             raise ReferenceAudioError(
-                f"the recording has {len(recording)} bytes; the limit is {self._max_recording_bytes}, send less",
+                f"the recording has {len(recording)} bytes; the limit is "
+                f"{self._max_recording_bytes}, send less",
                 param="audio_sample",
             )
         try:
@@ -207,29 +221,39 @@ class VoiceStore:
             description=draft.description,
             transcript=draft.transcript,
             created=int(time.time()),
-            seconds=None if recording is None else recording.samples.shape[1] / recording.sample_rate,
+            seconds=None
+            if recording is None
+            else recording.samples.shape[1] / recording.sample_rate,
             codec=codec,
         )
         path = self._path(name)
         if path.is_symlink():
-            raise HocketError(f"the voice {name!r} is a link on the server's disk; the operator must remove it")
+            raise HocketError(
+                f"the voice {name!r} is a link on the server's disk; the operator must remove it"
+            )
         try:
             write_atomically(path, _file_bytes(metadata, codes, recording))
         except AudioFileError as error:
-            raise HocketError(f"the voice {name!r} could not be stored: the server's disk refuses it") from error
+            raise HocketError(
+                f"the voice {name!r} could not be stored: the server's disk refuses it"
+            ) from error
         return _entry(name, metadata)
 
     def delete(self, name: str) -> None:
         """Delete an uploaded voice, which may be broken. Raises InvalidRequestError (`name`)."""
         name = voice_name(name)
         if name in self._builtin:
-            raise InvalidRequestError(f"the voice {name!r} comes with the model and cannot be deleted", param="name")
+            raise InvalidRequestError(
+                f"the voice {name!r} comes with the model and cannot be deleted", param="name"
+            )
         try:
             self._path(name).unlink()
         except FileNotFoundError:
             raise self._unknown(name, "name") from None
         except OSError as error:
-            raise HocketError(f"the voice {name!r} could not be deleted: the server's disk refuses it") from error
+            raise HocketError(
+                f"the voice {name!r} could not be deleted: the server's disk refuses it"
+            ) from error
 
     # ---- files
 
@@ -237,17 +261,23 @@ class VoiceStore:
         return self._folder / f"{name}{_SUFFIX}"
 
     def _paths(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if path.suffix == _SUFFIX and not path.name.startswith(".")]
+        return [
+            path
+            for path in self._folder.iterdir()
+            if path.suffix == _SUFFIX and not path.name.startswith(".")
+        ]
 
     def _free_name(self, name: str) -> str:
         name = voice_name(name)
         if name in self._builtin:
             raise InvalidRequestError(
-                f"the name {name!r} belongs to a voice that comes with the model; choose another", param="name"
+                f"the name {name!r} belongs to a voice that comes with the model; choose another",
+                param="name",
             )
         if len(self._paths()) >= self._max_voices and not self._path(name).exists():
             raise InvalidRequestError(
-                f"there are {self._max_voices} voices, which is the limit; delete one first", param="name"
+                f"there are {self._max_voices} voices, which is the limit; delete one first",
+                param="name",
             )
         return name
 
@@ -271,17 +301,25 @@ class VoiceStore:
         except FileNotFoundError:
             raise self._unknown(name, param) from None
         except _DamagedError as error:
-            raise InvalidRequestError(f"the voice {name!r} is broken: {error}; upload it again", param=param) from error
+            raise InvalidRequestError(
+                f"the voice {name!r} is broken: {error}; upload it again", param=param
+            ) from error
 
     def _unknown(self, name: str, param: str) -> VoiceNotFoundError:
-        return VoiceNotFoundError(f"there is no voice {name!r}; GET /v1/audio/voices lists them", param=param)
+        return VoiceNotFoundError(
+            f"there is no voice {name!r}; GET /v1/audio/voices lists them", param=param
+        )
 
 
 def _check_words(words: str, max_characters: int, param: str) -> None:
     if len(words) > max_characters:
-        raise InvalidRequestError(f"{param} has {len(words)} characters; the limit is {max_characters}", param=param)
+        raise InvalidRequestError(
+            f"{param} has {len(words)} characters; the limit is {max_characters}", param=param
+        )
     if any(unicodedata.category(character) == "Cs" or character == "\0" for character in words):
-        raise InvalidRequestError(f"{param} holds a NUL or half a surrogate pair; fix its encoding", param=param)
+        raise InvalidRequestError(
+            f"{param} holds a NUL or half a surrogate pair; fix its encoding", param=param
+        )
 
 
 def _entry(name: str, metadata: _Metadata) -> Voice:
@@ -298,14 +336,23 @@ def _entry(name: str, metadata: _Metadata) -> Voice:
 
 def _builtin_entry(name: str, voice: BuiltinVoice) -> Voice:
     has_codes = voice.codes is not None
-    return Voice(name, "builtin", description=voice.description, transcript=voice.transcript, preview=has_codes)
+    return Voice(
+        name,
+        "builtin",
+        description=voice.description,
+        transcript=voice.transcript,
+        preview=has_codes,
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- a voice's file
-# safetensors: codes int64 [F, N]; flac uint8, a file of that format; the metadata as JSON in the metadata.
+# --------------------------------------------------------------------------------------------------
+# a voice's file safetensors: codes int64 [F, N]; flac uint8, a file of that format; the metadata as
+# JSON in the metadata.
 
 
-def _file_bytes(metadata: _Metadata, codes: NDArray[np.int64], recording: PreparedReference | None) -> bytes:
+def _file_bytes(
+    metadata: _Metadata, codes: NDArray[np.int64], recording: PreparedReference | None
+) -> bytes:
     tensors: dict[str, NDArray[np.int64] | NDArray[np.uint8]] = {"codes": codes}
     if recording is not None:
         flac = encode_audio(FORMATS[".flac"], recording.samples, recording.sample_rate)

@@ -36,9 +36,12 @@ _WORD_END = re.compile("[\u200b\u0f0b]")
 #: "U.S.") need no entry.
 _ABBREVIATIONS = frozenset(
     (  # noqa: SIM905 - a hundred quoted words are harder to read
-        "mr mrs ms mx dr prof sr jr st mt ft rev hon gen col sgt capt lt cmdr gov sen rep pres vs etc approx al cf nos "
-        "vol fig figs eq sec ch pp ed eds inc ltd co corp dept est univ ave blvd rd jan feb mar apr jun jul aug sep "
-        "sept oct nov dec ph.d bzw usw ca nr bd hr fr str evtl ggf inkl zzgl vgl geb mme mlle mgr env sra srta ud uds "
+        "mr mrs ms mx dr prof sr jr st mt ft rev hon gen col sgt capt lt cmdr gov sen rep pres vs "
+        "etc approx al cf nos "
+        "vol fig figs eq sec ch pp ed eds inc ltd co corp dept est univ ave blvd rd jan feb mar "
+        "apr jun jul aug sep "
+        "sept oct nov dec ph.d bzw usw ca nr bd hr fr str evtl ggf inkl zzgl vgl geb mme mlle mgr "
+        "env sra srta ud uds "
         "avda sig dott"
     ).split()
 )
@@ -128,7 +131,10 @@ class SentenceBuffer:
         if end is None:
             # No later text may move the cut: neither the rest of a pause nor what follows white
             # space.
-            if len(cuts.text) - _skip_space(cuts.text, start + self._max_characters) <= MAX_PAUSE_CHARACTERS:
+            if (
+                len(cuts.text) - _skip_space(cuts.text, start + self._max_characters)
+                <= MAX_PAUSE_CHARACTERS
+            ):
                 return None
             end = cuts.piece_end(start, self._max_characters)
         # The next character decides whether this is the end.
@@ -151,14 +157,19 @@ class _Cuts:
         for end in _sentence_ends(text):
             kinds[end] = max(_Kind.SENTENCE, kinds.get(end, _Kind.SENTENCE))
         self._in_pause = {
-            position for match in PAUSE.finditer(text) for position in range(match.start() + 1, match.end())
+            position
+            for match in PAUSE.finditer(text)
+            for position in range(match.start() + 1, match.end())
         }
         self._positions = [p for p in sorted(kinds) if 0 < p < len(text) and not self._joined(p)]
         self._kinds = [kinds[position] for position in self._positions]
 
     def sentence_end(self, start: int, max_characters: int) -> int | None:
         """End of the first sentence from `start`, if it is in reach and not the end of the text."""
-        reach = range(bisect_right(self._positions, start), bisect_right(self._positions, start + max_characters))
+        reach = range(
+            bisect_right(self._positions, start),
+            bisect_right(self._positions, start + max_characters),
+        )
         return next((self._positions[i] for i in reach if self._kinds[i] >= _Kind.SENTENCE), None)
 
     def piece_end(self, start: int, max_characters: int) -> int:
@@ -166,7 +177,10 @@ class _Cuts:
         if len(self.text) - start <= max_characters:
             return len(self.text)
         furthest = dict.fromkeys(_Kind, start)
-        for i in range(bisect_right(self._positions, start), bisect_right(self._positions, start + max_characters)):
+        for i in range(
+            bisect_right(self._positions, start),
+            bisect_right(self._positions, start + max_characters),
+        ):
             furthest[self._kinds[i]] = self._positions[i]
         if furthest[_Kind.PARAGRAPH] - start > max_characters / 2:
             return furthest[_Kind.PARAGRAPH]
@@ -175,7 +189,11 @@ class _Cuts:
             return sentence
         if furthest[_Kind.CLAUSE] - start > max_characters / 4:
             return furthest[_Kind.CLAUSE]
-        return max(furthest.values()) if max(furthest.values()) > start else self._character_end(start, max_characters)
+        return (
+            max(furthest.values())
+            if max(furthest.values()) > start
+            else self._character_end(start, max_characters)
+        )
 
     def _character_end(self, start: int, max_characters: int) -> int:
         end = start + max_characters
@@ -206,7 +224,9 @@ def _sentence_ends(text: str) -> Iterator[int]:
         if end == len(text):
             return
         plain = any(stop in _PLAIN_STOPS for stop in match.group())
-        if plain or ((text[end].isspace() or _is_ideographic(text[end])) and not _goes_on(text, match)):
+        if plain or (
+            (text[end].isspace() or _is_ideographic(text[end])) and not _goes_on(text, match)
+        ):
             yield end
 
 
@@ -214,7 +234,9 @@ def _is_ideographic(character: str) -> bool:
     """Whether `character` is a letter of a script without spaces, where Latin stops need none
     either.
     """
-    return unicodedata.category(character) == "Lo" and unicodedata.east_asian_width(character) == "W"
+    return (
+        unicodedata.category(character) == "Lo" and unicodedata.east_asian_width(character) == "W"
+    )
 
 
 def _goes_on(text: str, match: re.Match[str]) -> bool:
@@ -239,7 +261,11 @@ def _goes_on(text: str, match: re.Match[str]) -> bool:
 def _skip_space(text: str, position: int) -> int:
     """The next position without white space, or with white space that carries a mark."""
     while position < len(text) and text[position].isspace():
-        if position + 1 < len(text) and not text[position + 1].isspace() and _is_inside_character(text, position + 1):
+        if (
+            position + 1 < len(text)
+            and not text[position + 1].isspace()
+            and _is_inside_character(text, position + 1)
+        ):
             break
         position += 1
     return position
@@ -249,10 +275,14 @@ def _skip_space(text: str, position: int) -> int:
 
 #: Characters outside the mark categories (M) that continue the one before them: zero-width joiners,
 #: Thai and Lao AM, halfwidth sound marks, skin tones, tags.
-_EXTENDERS = re.compile("[\u200c\u200d\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]")
+_EXTENDERS = re.compile(
+    "[\u200c\u200d\u0e33\u0eb3\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
+)
 #: Characters that belong to the one after them: the joiner, vowels that Thai and Lao write first,
 #: Arabic number and verse signs.
-_PREFIXES = re.compile("[\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]")
+_PREFIXES = re.compile(
+    "[\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]"
+)
 _HANGUL_LEADS = re.compile("[\u1100-\u115f\ua960-\ua97c]")
 _HANGUL_TAILS = re.compile("[\u1160-\u11ff\ud7b0-\ud7fb]")
 _HANGUL = re.compile("[\u1100-\u11ff\ua960-\ua97c\uac00-\ud7a3\ud7b0-\ud7fb]")

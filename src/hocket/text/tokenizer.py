@@ -26,7 +26,9 @@ class TextTokenizer:
     _tokenizer: Tokenizer
 
     @classmethod
-    def load(cls, folder: Path, *, vocab_size: int | None = None, reserved: Collection[int] = ()) -> TextTokenizer:
+    def load(
+        cls, folder: Path, *, vocab_size: int | None = None, reserved: Collection[int] = ()
+    ) -> TextTokenizer:
         """Build from `folder`/tokenizer.json, or else from vocab.json and merges.txt as Qwen2 reads
         them.
 
@@ -41,19 +43,23 @@ class TextTokenizer:
             definition = _qwen2_definition(folder)
         try:
             tokenizer = Tokenizer.from_str(json.dumps(_without_added_tokens(definition)))
-        except (
-            Exception
-        ) as error:  # the library raises bare Exception, and a wrong shape any of KeyError, TypeError, ...
-            raise CheckpointError(f"{str(path)!r} is not a byte-pair tokenizer; fetch the checkpoint again") from error
+        # the library raises bare Exception, and a wrong shape any of KeyError, TypeError,
+        # ...
+        except Exception as error:
+            raise CheckpointError(
+                f"{str(path)!r} is not a byte-pair tokenizer; fetch the checkpoint again"
+            ) from error
         ids = set(tokenizer.get_vocab().values())
         highest = max(ids, default=-1)
         if vocab_size is not None and highest >= vocab_size:
             raise CheckpointError(
-                f"{str(path)!r} has ids up to {highest}, but the model embeds {vocab_size}; it belongs to another model"
+                f"{str(path)!r} has ids up to {highest}, but the model embeds {vocab_size}; it "
+                "belongs to another model"
             )
         if taken := sorted(ids.intersection(reserved)):
             raise CheckpointError(
-                f"{str(path)!r} gives ordinary text the control id {taken[0]}; fetch the checkpoint again"
+                f"{str(path)!r} gives ordinary text the control id {taken[0]}; fetch the "
+                "checkpoint again"
             )
         cls._check_alphabet(tokenizer, definition, path)
         return cls(tokenizer)
@@ -64,11 +70,14 @@ class TextTokenizer:
         spell.
         """
         if "ByteLevel" not in json.dumps(definition.get("pre_tokenizer")):
-            raise CheckpointError(f"{str(path)!r} is not byte-level; Hocket's families use byte-level tokenizers only")
+            raise CheckpointError(
+                f"{str(path)!r} is not byte-level; Hocket's families use byte-level tokenizers only"
+            )
         missing = set(ByteLevel.alphabet()) - set(tokenizer.get_vocab())
         if missing:
             raise CheckpointError(
-                f"{str(path)!r} cannot spell {len(missing)} of 256 bytes, so texts would lose characters"
+                f"{str(path)!r} cannot spell {len(missing)} of 256 bytes, so texts would lose "
+                "characters"
             )
 
     def encode(self, piece: str) -> list[int]:
@@ -79,7 +88,8 @@ class TextTokenizer:
 #: Pre-tokens of Qwen2: contractions, words with the character before them, single digits, symbols,
 #: line breaks, white space.
 _QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -90,8 +100,18 @@ def _qwen2_definition(folder: Path) -> dict[str, Any]:
         del lines[0]
     names = folder / "added_tokens.json"
     added = _read_json(names) if names.exists() else {}
-    split = {"type": "Split", "pattern": {"Regex": _QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": _QWEN2_SPLIT},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     return {
         "version": "1.0",
         "normalizer": {"type": "NFC"},
@@ -110,7 +130,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise CheckpointError(f"{str(path)!r} is missing; give the folder of a whole checkpoint") from None
+        raise CheckpointError(
+            f"{str(path)!r} is missing; give the folder of a whole checkpoint"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except ValueError as error:
@@ -121,7 +143,9 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(_read(path))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{str(path)!r} is not valid JSON; fetch the checkpoint again") from error
+        raise CheckpointError(
+            f"{str(path)!r} is not valid JSON; fetch the checkpoint again"
+        ) from error
 
 
 def _without_added_tokens(definition: dict[str, Any]) -> dict[str, Any]:

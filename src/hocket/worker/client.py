@@ -74,7 +74,9 @@ _SHORT_TEXT_CHARACTERS = 1_000
 class EngineClient:
     """Made by `start` or `connect`; ends with `stop`, or by leaving `async with`."""
 
-    def __init__(self, endpoint: str, supervisor: Supervisor | None, buffer_bytes: int, hang_seconds: float) -> None:
+    def __init__(
+        self, endpoint: str, supervisor: Supervisor | None, buffer_bytes: int, hang_seconds: float
+    ) -> None:
         #: Where other front ends can `connect` to the same worker.
         self.endpoint = endpoint
         self._supervisor = supervisor
@@ -100,7 +102,11 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, spec: EngineSpec, *, buffer_bytes: int = BUFFER_BYTES, hang_seconds: float = HANG_SECONDS
+        cls,
+        spec: EngineSpec,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        hang_seconds: float = HANG_SECONDS,
     ) -> EngineClient:
         """Start a worker and keep one running; `wait_ready` waits until it has loaded its engine.
 
@@ -166,11 +172,18 @@ class EngineClient:
             async with asyncio.timeout(timeout_seconds):
                 await self._settled.wait()
         except TimeoutError:
-            raise EngineStoppedError(f"the engine was not ready within {timeout_seconds:g} s") from None
+            raise EngineStoppedError(
+                f"the engine was not ready within {timeout_seconds:g} s"
+            ) from None
         return self.info
 
     async def submit(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> SpeechStream:
         """Send a request to the engine; see `Engine.add`. If the engine refuses it, the stream
         raises.
@@ -186,16 +199,24 @@ class EngineClient:
         request = await _spoken(request, info)
         self._preparing += 1
         try:
-            references = [await _read_reference(reference, info) for reference in request.references]
+            references = [
+                await _read_reference(reference, info) for reference in request.references
+            ]
         finally:
             self._preparing -= 1
         self._serving()  # the state may have changed meanwhile
         if request_id in self._streams:
-            raise InvalidRequestError(f"a request {request_id!r} is open already; use another id", param="request_id")
-        message = submit_message(request_id, request, references, priority=priority, streaming=streaming)
+            raise InvalidRequestError(
+                f"a request {request_id!r} is open already; use another id", param="request_id"
+            )
+        message = submit_message(
+            request_id, request, references, priority=priority, streaming=streaming
+        )
         return self._open(request_id, message)
 
-    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
+    async def encode(
+        self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None
+    ) -> NDArray[np.int64]:
         """Codes [frames, codebooks] of float32 audio at the engine's rate and channels, with all
         codebooks when None.
 
@@ -210,7 +231,9 @@ class EngineClient:
         `encode`.
         """
         self._serving()
-        return to_float32(np.concatenate([chunk.samples for chunk in await self._convert(codes_FN, None)], axis=1))
+        return to_float32(
+            np.concatenate([chunk.samples for chunk in await self._convert(codes_FN, None)], axis=1)
+        )
 
     async def generate(self, request: SpeechRequest, *, priority: int = 0) -> Speech:
         """Speak `request` to its end, as `Engine.generate` does. Raises what a stream raises."""
@@ -268,7 +291,10 @@ class EngineClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.stop()
 
@@ -276,7 +302,9 @@ class EngineClient:
 
     def _connect(self) -> None:
         if not self._stopped and self._failure is None:
-            self._connection = Connection(self._context, self.endpoint, self._on_message, self._on_lost)
+            self._connection = Connection(
+                self._context, self.endpoint, self._on_message, self._on_lost
+            )
 
     def _on_message(self, message: FromWorker, frames: Sequence[zmq.Frame]) -> None:
         self._received = True
@@ -300,7 +328,9 @@ class EngineClient:
             self._on_lost(message.error.error())
 
     def _on_chunk(self, chunk: AudioChunk) -> None:
-        stream = self._streams[chunk.request_id] if chunk.end is None else self._forget(chunk.request_id)
+        stream = (
+            self._streams[chunk.request_id] if chunk.end is None else self._forget(chunk.request_id)
+        )
         stream.put(chunk)
 
     def _on_lost(self, error: HocketError) -> None:
@@ -342,7 +372,9 @@ class EngineClient:
             if silent * HEARTBEAT_SECONDS >= self._hang_seconds:
                 if self._supervisor is not None:
                     self._supervisor.kill("no_heartbeat")
-                self._on_lost(EngineStoppedError("the engine did not answer any more; send the request again"))
+                self._on_lost(
+                    EngineStoppedError("the engine did not answer any more; send the request again")
+                )
 
     # ---- requests
 
@@ -402,7 +434,9 @@ async def _spoken(request: SpeechRequest, info: EngineInfo) -> SpeechRequest:
     return await asyncio.to_thread(normalize_request, request, info.text_front)
 
 
-async def _read_reference(reference: Reference, info: EngineInfo) -> PreparedReference | NDArray[np.int64]:
+async def _read_reference(
+    reference: Reference, info: EngineInfo
+) -> PreparedReference | NDArray[np.int64]:
     """A reference as it is sent: codes, or a prepared recording. Raises ReferenceAudioError.
 
     Decoding and resampling take up to 0.3 s for a minute of audio, so they run on a thread.

@@ -40,7 +40,11 @@ class Connection:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, on_message: OnMessage, on_lost: OnLost
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        on_message: OnMessage,
+        on_lost: OnLost,
     ) -> None:
         self._on_message, self._on_lost = on_message, on_lost
         self._loop = asyncio.get_running_loop()
@@ -66,7 +70,9 @@ class Connection:
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            raise CapacityError("the engine does not keep up with its requests; try again later") from None
+            raise CapacityError(
+                "the engine does not keep up with its requests; try again later"
+            ) from None
         self._loop.call_soon(self._read)
 
     def close(self) -> None:

@@ -103,7 +103,9 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
         """The error again, of the same class."""
         message = self.message
         if isinstance(message, WireTemplate):
-            return _ERRORS[self.kind](errors.Template(message.text, **message.values), param=self.param)
+            return _ERRORS[self.kind](
+                errors.Template(message.text, **message.values), param=self.param
+            )
         return _ERRORS[self.kind](message, param=self.param)
 
 
@@ -164,7 +166,9 @@ class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True, tag="planned"):
-    """The worker is about to load the engine: configurations, devices and memory have been checked."""
+    """The worker is about to load the engine: configurations, devices and memory have been
+    checked.
+    """
 
     memory: MemoryPlan
     voices: dict[str, BuiltinVoice]
@@ -180,7 +184,11 @@ class Ready:
 
 #: `Ready` on the wire: the pid, then the fields of `EngineInfo` in their order.
 _FlatReady = msgspec.defstruct(
-    "_FlatReady", [("pid", int), *get_type_hints(EngineInfo).items()], frozen=True, array_like=True, tag="ready"
+    "_FlatReady",
+    [("pid", int), *get_type_hints(EngineInfo).items()],
+    frozen=True,
+    array_like=True,
+    tag="ready",
 )
 _info_values = attrgetter(*(field.name for field in fields(EngineInfo)))
 
@@ -251,7 +259,9 @@ ToWorker = Hello | Submit | Convert | Cancel | AskStats
 FromWorker = Ready | Chunk | Rejected | Stats | Heartbeat | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
-_report = msgspec.json.Decoder(Planned | Stopped, dec_hook=lambda _, codes: np.array(codes, np.int64))
+_report = msgspec.json.Decoder(
+    Planned | Stopped, dec_hook=lambda _, codes: np.array(codes, np.int64)
+)
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(_FlatReady | Chunk | Rejected | Stats | Heartbeat | Stopped)
 
@@ -318,8 +328,12 @@ def submit_message(
 
 def read_request(header: Submit, frames: Sequence[zmq.Frame]) -> SpeechRequest:
     """The request that `submit_message` was given; `frames` follow the header."""
-    references = [_received(sent, frame) for sent, frame in zip(header.references, frames, strict=True)]
-    return SpeechRequest(**header.fields, sampling=Sampling(**header.sampling), reference=references or None)
+    references = [
+        _received(sent, frame) for sent, frame in zip(header.references, frames, strict=True)
+    ]
+    return SpeechRequest(
+        **header.fields, sampling=Sampling(**header.sampling), reference=references or None
+    )
 
 
 def convert_message(
@@ -330,7 +344,9 @@ def convert_message(
     return [encode(Convert(request_id, entry, n_codebooks)), array]
 
 
-def read_content(header: Convert, frames: Sequence[zmq.Frame]) -> PreparedReference | NDArray[np.int64]:
+def read_content(
+    header: Convert, frames: Sequence[zmq.Frame]
+) -> PreparedReference | NDArray[np.int64]:
     """The content that `convert_message` was given; `frames` follow the header."""
     (frame,) = frames
     return _received(header.content, frame)
@@ -346,7 +362,9 @@ def _sent(reference: PreparedReference | NDArray[np.int64]) -> tuple[SentReferen
 def _received(sent: SentReference, frame: zmq.Frame) -> PreparedReference | NDArray[np.int64]:
     if sent.sample_rate is None:
         return np.frombuffer(frame.buffer, np.int64).reshape(sent.shape)
-    return PreparedReference(np.frombuffer(frame.buffer, np.float32).reshape(sent.shape), sent.sample_rate)
+    return PreparedReference(
+        np.frombuffer(frame.buffer, np.float32).reshape(sent.shape), sent.sample_rate
+    )
 
 
 # ---- audio

@@ -49,13 +49,19 @@ class EnginePool:
 
     @classmethod
     async def start(
-        cls, specs: Sequence[EngineSpec], *, buffer_bytes: int = BUFFER_BYTES, hang_seconds: float = HANG_SECONDS
+        cls,
+        specs: Sequence[EngineSpec],
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        hang_seconds: float = HANG_SECONDS,
     ) -> EnginePool:
         """Start a worker for each of `specs`, which describe the same model. Raises ConfigError."""
         pool = cls([])
         try:
             for spec in specs:
-                client = await EngineClient.start(spec, buffer_bytes=buffer_bytes, hang_seconds=hang_seconds)
+                client = await EngineClient.start(
+                    spec, buffer_bytes=buffer_bytes, hang_seconds=hang_seconds
+                )
                 pool._clients.append(client)
         except BaseException:
             await pool.stop()
@@ -76,7 +82,10 @@ class EnginePool:
         """
         found = [client.info for client in self._clients if client.state in ("ready", "draining")]
         if len(found) > 1:
-            rows, max_waiting = sum(info.rows for info in found), sum(info.max_waiting for info in found)
+            rows, max_waiting = (
+                sum(info.rows for info in found),
+                sum(info.max_waiting for info in found),
+            )
             return replace(found[0], rows=rows, max_waiting=max_waiting)
         return found[0] if found else self._next().info
 
@@ -97,7 +106,9 @@ class EnginePool:
         """Wait for all workers. Raises the error of the first that fails to load, or
         EngineStoppedError.
         """
-        waits = [asyncio.ensure_future(client.wait_ready(timeout_seconds)) for client in self._clients]
+        waits = [
+            asyncio.ensure_future(client.wait_ready(timeout_seconds)) for client in self._clients
+        ]
         try:
             await asyncio.gather(*waits)
         finally:
@@ -106,11 +117,20 @@ class EnginePool:
         return self.info
 
     async def submit(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> SpeechStream:
-        return await self._next().submit(request, request_id=request_id, priority=priority, streaming=streaming)
+        return await self._next().submit(
+            request, request_id=request_id, priority=priority, streaming=streaming
+        )
 
-    async def encode(self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None) -> NDArray[np.int64]:
+    async def encode(
+        self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None
+    ) -> NDArray[np.int64]:
         return await self._next().encode(samples_CS, n_codebooks)
 
     async def decode(self, codes_FN: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -121,7 +141,9 @@ class EnginePool:
         return list(await asyncio.gather(*map(_stats, self._clients)))
 
     async def drain(self, timeout_seconds: float) -> bool:
-        return all(await asyncio.gather(*(client.drain(timeout_seconds) for client in self._clients)))
+        return all(
+            await asyncio.gather(*(client.drain(timeout_seconds) for client in self._clients))
+        )
 
     async def stop(self) -> None:
         await asyncio.gather(*(client.stop() for client in self._clients))
@@ -130,7 +152,10 @@ class EnginePool:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.stop()
 
@@ -138,7 +163,9 @@ class EnginePool:
         """The ready worker with the fewest open requests; any worker when none is ready, so that it
         raises why.
         """
-        return min(self._clients, key=lambda client: (client.state != "ready", client.open_requests))
+        return min(
+            self._clients, key=lambda client: (client.state != "ready", client.open_requests)
+        )
 
 
 async def _stats(client: EngineClient) -> Stats | None:

@@ -48,8 +48,12 @@ def run_worker(endpoint: str, spec: EngineSpec, report: Callable[[Planned], None
         # take half a gigabyte of the first GPU.
         torch.cuda.set_device(device.index or 0)
     report(plan(spec))
-    engine = Engine.load(spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config)
-    _LOG.info("event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started)
+    engine = Engine.load(
+        spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config
+    )
+    _LOG.info(
+        "event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started
+    )
     with zmq.Context() as context, open_socket(context, endpoint) as socket:
         worker = Worker(
             engine,
@@ -75,13 +79,16 @@ def plan(spec: EngineSpec) -> Planned:
     """
     engine_devices(spec.device, spec.config, has_codec=spec.codec != "none")
     voices = checkpoint_extras(spec.model).voices
-    return Planned(engine_memory(spec.model, spec.codec, parse_dtype(spec.dtype), spec.config), dict(voices))
+    return Planned(
+        engine_memory(spec.model, spec.codec, parse_dtype(spec.dtype), spec.config), dict(voices)
+    )
 
 
 def _check_gpus(spec: EngineSpec) -> None:
     if spec.gpus is not None and spec.gpus > (there := torch.cuda.device_count()):
         raise ConfigError(
-            f"gpus is {spec.gpus}, but PyTorch sees {there} of them on this machine; lower it", param="gpus"
+            f"gpus is {spec.gpus}, but PyTorch sees {there} of them on this machine; lower it",
+            param="gpus",
         )
 
 

@@ -23,7 +23,9 @@ class SpeechStream:
     worker was lost.
     """
 
-    def __init__(self, request_id: str, buffer_bytes: int, on_cancel: Callable[[SpeechStream], None]) -> None:
+    def __init__(
+        self, request_id: str, buffer_bytes: int, on_cancel: Callable[[SpeechStream], None]
+    ) -> None:
         self.request_id = request_id
         self._buffer_bytes, self._on_cancel = buffer_bytes, on_cancel
         self._chunks: deque[AudioChunk] = deque()
@@ -59,7 +61,10 @@ class SpeechStream:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.cancel()
         self._over = True
@@ -77,7 +82,10 @@ class SpeechStream:
             self.cancel()
             self._chunks.clear()
             self.fail(
-                CapacityError(f"{self._waiting_bytes} bytes of audio were not read, the most is {self._buffer_bytes}")
+                CapacityError(
+                    f"{self._waiting_bytes} bytes of audio were not read, the most is "
+                    f"{self._buffer_bytes}"
+                )
             )
             return
         self._chunks.append(chunk)

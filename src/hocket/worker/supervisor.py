@@ -44,7 +44,9 @@ class Supervisor:
         self.endpoint = f"ipc://{self._folder / 'engine'}"
         if len(self.endpoint) - len("ipc://") > zmq.IPC_PATH_MAX_LEN:
             self._folder.rmdir()
-            raise ConfigError(f"the path {self.endpoint!r} is too long for a socket; set TMPDIR to a shorter one")
+            raise ConfigError(
+                f"the path {self.endpoint!r} is too long for a socket; set TMPDIR to a shorter one"
+            )
         self._process: Process | None = None
         self._ever_ready = False
         self._ready_at: float | None = None
@@ -87,7 +89,9 @@ class Supervisor:
             if not self._ever_ready:
                 self.failure.set_result(
                     error
-                    or EngineStoppedError(f"the worker ended with code {code} before it was ready; its log says why")
+                    or EngineStoppedError(
+                        f"the worker ended with code {code} before it was ready; its log says why"
+                    )
                 )
                 return
             now = asyncio.get_running_loop().time()
@@ -103,7 +107,13 @@ class Supervisor:
         """
         # In a session of its own: Ctrl-C on a terminal reaches the front end alone.
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "hocket.worker.process", self.endpoint, self._spec.model_dump_json()),
+            *(
+                sys.executable,
+                "-m",
+                "hocket.worker.process",
+                self.endpoint,
+                self._spec.model_dump_json(),
+            ),
             stdin=PIPE,
             stdout=PIPE,
             limit=_REPORT_BYTES,

@@ -16,7 +16,14 @@ import msgspec
 import numpy as np
 import zmq
 
-from hocket.core import AudioChunk, EngineInfo, PreparedReference, RequestEnd, SpeechRequest, Timings
+from hocket.core import (
+    AudioChunk,
+    EngineInfo,
+    PreparedReference,
+    RequestEnd,
+    SpeechRequest,
+    Timings,
+)
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.stats import EngineStats
 from hocket.errors import CapacityError, EngineStoppedError, HocketError, InvalidRequestError
@@ -63,7 +70,12 @@ class DrivenEngine(Protocol):
     @property
     def idle(self) -> bool: ...
     def add(
-        self, request: SpeechRequest, *, request_id: str | None = None, priority: int = 0, streaming: bool = True
+        self,
+        request: SpeechRequest,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        streaming: bool = True,
     ) -> str: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[AudioChunk]: ...
@@ -90,7 +102,12 @@ class Worker:
         drain_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._socket, self._conversions, self._clock = engine, socket, conversions, clock
+        self._engine, self._socket, self._conversions, self._clock = (
+            engine,
+            socket,
+            conversions,
+            clock,
+        )
         # Sending to a front end that has disconnected or does not read raises, instead of dropping
         # the message.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -105,7 +122,9 @@ class Worker:
         self._owners: dict[str, tuple[_FrontEnd, str]] = {}
         #: Requests that arrived and are not opened yet, in order. Other messages overtake them: a
         #: request that is cancelled here has cost nothing.
-        self._inbox: dict[tuple[bytes, str], tuple[_FrontEnd, Submit | Convert, Sequence[zmq.Frame]]] = {}
+        self._inbox: dict[
+            tuple[bytes, str], tuple[_FrontEnd, Submit | Convert, Sequence[zmq.Frame]]
+        ] = {}
         #: Duration of the last step.
         self._step_seconds = 0.0
         self._last_id = 0
@@ -131,9 +150,15 @@ class Worker:
             cause = error.__cause__ or error
             # The place only: an exception's text may quote the user's.
             _LOG.error(
-                "event=worker_failed pid=%d error=%s at=%s", os.getpid(), type(cause).__name__, _traceback_lines(cause)
+                "event=worker_failed pid=%d error=%s at=%s",
+                os.getpid(),
+                type(cause).__name__,
+                _traceback_lines(cause),
             )
-            reason = f"the engine failed ({type(cause).__name__}) and is being restarted; send the request again"
+            reason = (
+                f"the engine failed ({type(cause).__name__}) and is being restarted; send the "
+                "request again"
+            )
             self._stop_all(EngineStoppedError(reason))
             return _INTERNAL_ERROR
         self._stop_all(EngineStoppedError("the engine has been stopped; send the request again"))
@@ -155,13 +180,19 @@ class Worker:
 
     @property
     def _idle(self) -> bool:
-        return self._engine.idle and not self._inbox and (self._conversions is None or self._conversions.idle)
+        return (
+            self._engine.idle
+            and not self._inbox
+            and (self._conversions is None or self._conversions.idle)
+        )
 
     def _done(self) -> bool:
         if self._drain_requested and self._drain_deadline is None:
             self._drain_deadline = self._clock() + self._drain_seconds
             self._heartbeat_at = 0.0  # front ends are told at once
-        return self._drain_deadline is not None and (self._idle or self._clock() >= self._drain_deadline)
+        return self._drain_deadline is not None and (
+            self._idle or self._clock() >= self._drain_deadline
+        )
 
     # ---- in
 
@@ -188,7 +219,10 @@ class Worker:
         try:
             message = decode_to_worker(frames[0])
         except msgspec.MsgspecError:
-            self._refuse(identity, "this front end's message cannot be read; run the same Hocket at both ends")
+            self._refuse(
+                identity,
+                "this front end's message cannot be read; run the same Hocket at both ends",
+            )
             return
         if isinstance(message, Hello):
             self._welcome(identity, message)
@@ -198,20 +232,32 @@ class Worker:
             if len(self._inbox) < self._engine.info.max_waiting:
                 self._inbox[identity, message.request_id] = (front_end, message, frames[1:])
             else:
-                self._reject(front_end, message, CapacityError(f"{len(self._inbox)} requests wait; try again later"))
+                self._reject(
+                    front_end,
+                    message,
+                    CapacityError(f"{len(self._inbox)} requests wait; try again later"),
+                )
         elif isinstance(message, Cancel):
             if self._inbox.pop((identity, message.request_id), None) is not None:
-                self._send(front_end, chunk_message(message.request_id, self._cancelled_chunk(message.request_id)))
+                self._send(
+                    front_end,
+                    chunk_message(message.request_id, self._cancelled_chunk(message.request_id)),
+                )
             elif message.request_id in front_end.open:
                 self._cancel(front_end.open[message.request_id])
         else:
             assert isinstance(message, AskStats)
-            stats = Stats(self._engine.stats(), len(self._front_ends), len(self._owners) + len(self._inbox))
+            stats = Stats(
+                self._engine.stats(), len(self._front_ends), len(self._owners) + len(self._inbox)
+            )
             self._send(front_end, [encode(stats)])
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
         if hello.version != VERSION:
-            versions = f"this front end speaks version {hello.version} of the protocol, the worker {VERSION}"
+            versions = (
+                f"this front end speaks version {hello.version} of the protocol, the worker "
+                f"{VERSION}"
+            )
             self._refuse(identity, f"{versions}; run the same Hocket at both ends")
             return
         front_end = self._front_ends.setdefault(identity, _FrontEnd(identity))
@@ -223,9 +269,15 @@ class Worker:
         self._send(front_end, [encode(Stopped(WireError.of(EngineStoppedError(reason))))])
         self._drop(front_end)
 
-    def _submit(self, front_end: _FrontEnd, message: Submit | Convert, frames: Sequence[zmq.Frame]) -> None:
+    def _submit(
+        self, front_end: _FrontEnd, message: Submit | Convert, frames: Sequence[zmq.Frame]
+    ) -> None:
         if self._drain_deadline is not None:
-            self._reject(front_end, message, EngineStoppedError("the engine is about to stop; try again later"))
+            self._reject(
+                front_end,
+                message,
+                EngineStoppedError("the engine is about to stop; try again later"),
+            )
             return
         # Front ends may use equal ids, so the engine gets ids of its own.
         self._last_id += 1
@@ -248,8 +300,17 @@ class Worker:
             # `Engine.add` changes nothing before it succeeds, so a bug in it ends this request
             # alone.
             kind = type(error).__name__
-            _LOG.error("event=request_failed pid=%d error=%s at=%s", os.getpid(), kind, _traceback_lines(error))
-            self._reject(front_end, message, HocketError(f"internal error ({kind}) while the request was being read"))
+            _LOG.error(
+                "event=request_failed pid=%d error=%s at=%s",
+                os.getpid(),
+                kind,
+                _traceback_lines(error),
+            )
+            self._reject(
+                front_end,
+                message,
+                HocketError(f"internal error ({kind}) while the request was being read"),
+            )
         else:
             front_end.open[message.request_id] = engine_id
             self._owners[engine_id] = (front_end, message.request_id)
@@ -257,7 +318,9 @@ class Worker:
     def _convert(self, engine_id: str, message: Convert, frames: Sequence[zmq.Frame]) -> None:
         """Raises InvalidRequestError, CapacityError."""
         if self._conversions is None:
-            raise InvalidRequestError("this engine has no codec, so there is nothing to encode or decode with")
+            raise InvalidRequestError(
+                "this engine has no codec, so there is nothing to encode or decode with"
+            )
         content = read_content(message, frames)
         if isinstance(content, PreparedReference):
             self._conversions.encode(engine_id, content.samples, message.n_codebooks)
@@ -299,10 +362,18 @@ class Worker:
         if not self._slow_consumers:
             return
         message: OutMessage = [
-            encode(Stopped(WireError.of(EngineStoppedError("this front end did not read; its requests ended"))))
+            encode(
+                Stopped(
+                    WireError.of(
+                        EngineStoppedError("this front end did not read; its requests ended")
+                    )
+                )
+            )
         ]
         self._slow_consumers = [
-            identity for identity in self._slow_consumers if self._try_send(identity, message) == zmq.EAGAIN
+            identity
+            for identity in self._slow_consumers
+            if self._try_send(identity, message) == zmq.EAGAIN
         ]
 
     def _send(self, front_end: _FrontEnd, message: OutMessage) -> None:

@@ -57,7 +57,9 @@ def run_config(**more: Any) -> EngineRunConfig:
 def lengths(requests: int) -> list[int]:
     """Frames of the workload's first requests; the same in every family."""
     talker, _ = plans(TALKER, CODEC, FLOAT)
-    return [one.frames for one in read_workload(talker.config, talker.workload_prompt(), 0)[:requests]]
+    return [
+        one.frames for one in read_workload(talker.config, talker.workload_prompt(), 0)[:requests]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +71,26 @@ def test_lengths_are_forced_and_audio_is_what_they_come_to(closed: dict[str, Any
     frames = sum(lengths(8))
     assert closed["frames"] == frames
     assert closed["audio_s"] == pytest.approx(frames * FRAME_SECONDS, abs=0.01)
-    assert closed["audio_s_per_s_full"] == pytest.approx(closed["audio_s"] / closed["seconds"], rel=0.01)
+    assert closed["audio_s_per_s_full"] == pytest.approx(
+        closed["audio_s"] / closed["seconds"], rel=0.01
+    )
     assert closed["most_open"] == 3
     assert closed["audio_s_per_s"] > 0
 
 
 def test_every_field_of_the_line_is_there(closed: dict[str, Any]) -> None:
     assert {
-        *("gpu", "model", "clients", "profile", "quantize", "kv_dtype", "samples", "strict", "seeded"),
+        *(
+            "gpu",
+            "model",
+            "clients",
+            "profile",
+            "quantize",
+            "kv_dtype",
+            "samples",
+            "strict",
+            "seeded",
+        ),
         *(
             "audio_s_per_s",
             "audio_s_per_s_full",
@@ -127,7 +141,9 @@ def test_an_open_loop_ends_with_everything_said() -> None:
     assert (figures["clients"], figures["rate"]) == (None, 40.0)
 
 
-@pytest.mark.parametrize(("load", "warm", "max_open"), [({"clients": 2}, 2, 2), ({"clients": None, "rate": 1e6}, 3, 4)])
+@pytest.mark.parametrize(
+    ("load", "warm", "max_open"), [({"clients": 2}, 2, 2), ({"clients": None, "rate": 1e6}, 3, 4)]
+)
 def test_every_row_is_warm_before_the_clock_starts(
     monkeypatch: pytest.MonkeyPatch, load: dict[str, Any], warm: int, max_open: int
 ) -> None:
@@ -151,7 +167,9 @@ def test_what_all_began_at_once_has_no_steady_rate() -> None:
     figures = bench_engine(run_config(requests=2, clients=2))
     assert figures["audio_s_per_s"] is None
     assert figures["audio_s_per_s_full"] > 0
-    assert "no steady state" in "".join(str(cell) for cell in engine_table(figures).columns[1].cells)
+    assert "no steady state" in "".join(
+        str(cell) for cell in engine_table(figures).columns[1].cells
+    )
 
 
 def test_a_context_that_is_too_small_is_told_beforehand() -> None:
@@ -170,7 +188,8 @@ def test_strict_and_checkpoints_run_the_same_way() -> None:
 @pytest.mark.parametrize(("talker", "codec"), [(TALKER, CODEC), (SPEAKERS, CODEC_12HZ)])
 def test_random_weights_are_those_of_the_seed(talker: str, codec: str) -> None:
     (one, decoder), (again, _), (other, _) = (
-        random_models(talker, codec, device=torch.device("cpu"), dtype=FLOAT, seed=seed) for seed in (1, 1, 2)
+        random_models(talker, codec, device=torch.device("cpu"), dtype=FLOAT, seed=seed)
+        for seed in (1, 1, 2)
     )
     weights = [next(model.talker.parameters()) for model in (one, again, other)]
     assert torch.equal(weights[0], weights[1])
@@ -226,10 +245,20 @@ def test_the_named_dimensions_belong_together() -> None:
     for name, size, projects in (("qwen3-tts-1.7b", 2048, True), ("qwen3-tts-0.6b", 1024, False)):
         talker, codec = shapes[name]
         assert isinstance(talker, Qwen3TtsConfig)
-        assert (talker.layers, talker.hidden_size, talker.n_vq, talker.sampling_rate) == (28, size, 16, 24_000)
+        assert (talker.layers, talker.hidden_size, talker.n_vq, talker.sampling_rate) == (
+            28,
+            size,
+            16,
+            24_000,
+        )
         assert kv_bytes_per_row(talker, torch.bfloat16) == 114_688
         assert talker.projects_to_predictor == projects
-        assert (codec.sample_rate, codec.channels, codec.n_codebooks, codec.frame_samples) == (24_000, 1, 16, 1920)
+        assert (codec.sample_rate, codec.channels, codec.n_codebooks, codec.frame_samples) == (
+            24_000,
+            1,
+            16,
+            1920,
+        )
     assert shapes["qwen3-tts-1.7b"][1] == shapes["qwen3-tts-0.6b"][1]
 
 
@@ -242,7 +271,10 @@ def test_continuations_have_the_rows_that_the_workload_says() -> None:
     prompt = plan.workload_prompt()
     workload = read_workload(plan.config, prompt, 0)
     assert len(workload) == 1088
-    built = [prompt.build(one.request(i, ignore_stop=True), [codes_of(one)]) for i, one in enumerate(workload[:3])]
+    built = [
+        prompt.build(one.request(i, ignore_stop=True), [codes_of(one)])
+        for i, one in enumerate(workload[:3])
+    ]
     for one, rows in zip(workload, built, strict=False):
         assert len(rows.rows) == one.prompt_rows == 58 + one.text_rows + len(codes_of(one))
         assert np.array_equal(rows.prefix_codes, codes_of(one))
@@ -279,14 +311,18 @@ def test_prompts_of_speakers_are_those_of_the_family_but_for_the_words() -> None
         is_word[1:3] = is_word[8:-2] = True
         assert np.array_equal(rows[~is_word, 0], same[~is_word, 0])
         assert len(built.frame_texts) == len(built.prefix_codes) == 0
-    first, second = (prompt.build(workload[0].request(seed, ignore_stop=True), []).rows for seed in (1, 2))
+    first, second = (
+        prompt.build(workload[0].request(seed, ignore_stop=True), []).rows for seed in (1, 2)
+    )
     assert not np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("random_weights", [True, False])
 def test_speakers_of_qwen3_tts_speak_the_workload(random_weights: bool) -> None:
     figures = bench_engine(
-        run_config(model=SPEAKERS, codec=CODEC_12HZ, random_weights=random_weights, requests=3, clients=2)
+        run_config(
+            model=SPEAKERS, codec=CODEC_12HZ, random_weights=random_weights, requests=3, clients=2
+        )
     )
     assert figures["frames"] == sum(lengths(3))
     assert figures["audio_s"] == pytest.approx(figures["frames"] * 0.08, abs=0.01)
@@ -297,7 +333,9 @@ def test_speakers_of_qwen3_tts_speak_the_workload(random_weights: bool) -> None:
 @pytest.mark.parametrize("random_weights", [True, False])
 def test_a_checkpoint_without_speakers_is_told_beforehand(kind: str, random_weights: bool) -> None:
     with pytest.raises(ConfigError, match="give a CustomVoice checkpoint"):
-        bench_engine(run_config(model=str(QWEN3 / kind), codec=CODEC_12HZ, random_weights=random_weights))
+        bench_engine(
+            run_config(model=str(QWEN3 / kind), codec=CODEC_12HZ, random_weights=random_weights)
+        )
 
 
 def test_what_is_no_model() -> None:
@@ -310,7 +348,9 @@ def test_dimensions_that_ship_bring_their_codec() -> None:
         bench_engine(run_config(model="qwen3-tts-1.7b"))
 
 
-def test_what_the_device_cannot_do_is_refused_before_models_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_device_cannot_do_is_refused_before_models_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def made(*_: object, **__: object) -> None:
         pytest.fail("models were made")
 

@@ -53,7 +53,9 @@ def decodable_seconds(data: bytes) -> float:
 
 
 @pytest.mark.parametrize("response_format", ["wav", "mp3", "opus", "flac", "aac"])
-def test_what_could_be_played_is_what_a_decoder_makes_of_the_bytes_so_far(response_format: str) -> None:
+def test_what_could_be_played_is_what_a_decoder_makes_of_the_bytes_so_far(
+    response_format: str,
+) -> None:
     pieces = streamed(response_format)
     decoded = decode_response(response(pieces), response_format, "raw")
     assert decoded.sample_rate == (48_000 if response_format == "opus" else RATE)
@@ -65,7 +67,9 @@ def test_what_could_be_played_is_what_a_decoder_makes_of_the_bytes_so_far(respon
         # packets are 85 ms.
         assert there == pytest.approx(decodable_seconds(b"".join(pieces[:count])), abs=0.09)
     assert decoded.marks[-1][1] == decoded.seconds
-    assert [seconds for _, seconds in decoded.marks] == sorted(seconds for _, seconds in decoded.marks)
+    assert [seconds for _, seconds in decoded.marks] == sorted(
+        seconds for _, seconds in decoded.marks
+    )
 
 
 @pytest.mark.parametrize("response_format", ["wav", "mp3", "opus", "flac", "aac"])
@@ -86,7 +90,9 @@ def test_a_page_of_opus_can_be_played_when_it_ends() -> None:
 
 def test_raw_samples_take_rate_and_channels_from_headers_or_the_content_type() -> None:
     stereo = np.arange(-800, 800, dtype="<i2")
-    by_headers = decode_response(response([stereo.tobytes()], x_sample_rate="48000", x_channels="2"), "pcm", "raw")
+    by_headers = decode_response(
+        response([stereo.tobytes()], x_sample_rate="48000", x_channels="2"), "pcm", "raw"
+    )
     assert (by_headers.sample_rate, by_headers.samples.shape) == (48_000, (2, 800))
     assert by_headers.samples[:, 1].tolist() == [-798 / 32768, -797 / 32768]
     by_type = decode_response(
@@ -128,4 +134,6 @@ def test_random_bytes_never_raise_anything_else() -> None:
             body[place] = int(random.integers(256))
         for response_format in ("mp3", "wav", "flac", "opus", "pcm"):
             with contextlib.suppress(ResponseError):
-                decode_response(response([bytes(body)], x_sample_rate="24000"), response_format, "raw")
+                decode_response(
+                    response([bytes(body)], x_sample_rate="24000"), response_format, "raw"
+                )

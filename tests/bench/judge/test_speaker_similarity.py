@@ -31,7 +31,11 @@ class Letters:
     name = "letters"
 
     def embed(self, mono_S: NDArray[np.float32]) -> NDArray[np.float32]:
-        power = np.square(np.abs(np.fft.rfft(mono_S, 4 * RATE)))[2000:12_000].reshape(40, -1).sum(axis=1)
+        power = (
+            np.square(np.abs(np.fft.rfft(mono_S, 4 * RATE)))[2000:12_000]
+            .reshape(40, -1)
+            .sum(axis=1)
+        )
         return np.asarray(power / np.linalg.norm(power), np.float32)
 
 
@@ -107,7 +111,9 @@ def test_a_likeness_that_is_no_number_is_too_little(voices: list[Path]) -> None:
 
     items = [Item("own", TEXTS[0], reference=voices[0])]
     with faulty_server() as url:
-        (stage,) = bench_serve(run_config(url, items, speaker_model=Broken(), min_similarity=-1.0))["stages"]
+        (stage,) = bench_serve(run_config(url, items, speaker_model=Broken(), min_similarity=-1.0))[
+            "stages"
+        ]
     (request,) = stage["requests"]
     assert [fault["kind"] for fault in request["faults"]] == ["wrong_voice"]
     assert "similarity" not in request
@@ -115,8 +121,13 @@ def test_a_likeness_that_is_no_number_is_too_little(voices: list[Path]) -> None:
 
 
 def test_everybodys_own_words_in_the_voice_of_another_are_a_leak(voices: list[Path]) -> None:
-    items = [Item(str(i), text, reference=path) for i, (text, path) in enumerate(zip(TEXTS, voices, strict=True))]
-    swapped = [replace(item, reference=path) for item, path in zip(items, reversed(voices), strict=True)]
+    items = [
+        Item(str(i), text, reference=path)
+        for i, (text, path) in enumerate(zip(TEXTS, voices, strict=True))
+    ]
+    swapped = [
+        replace(item, reference=path) for item, path in zip(items, reversed(voices), strict=True)
+    ]
     with faulty_server() as url:
         recogniser = load_recogniser(url, model="tones", api_key=None)
         right = bench_isolation(run_config(url, items, recogniser=recogniser), "words")
@@ -124,16 +135,28 @@ def test_everybodys_own_words_in_the_voice_of_another_are_a_leak(voices: list[Pa
     assert right["counts"] == wrong["counts"] == {"own": 2}
     assert [row["voice_verdict"] for row in right["answers"]] == ["own", "own"]
     assert (right["verdict"], wrong["verdict"]) == ("isolated", "leak")
-    assert [(row["voice_verdict"], row["voice_match"]) for row in wrong["answers"]] == [("other", 1), ("other", 0)]
+    assert [(row["voice_verdict"], row["voice_match"]) for row in wrong["answers"]] == [
+        ("other", 1),
+        ("other", 0),
+    ]
     assert "LEAK: request 0 was spoken in the voice of request 1" in print_isolation(wrong)
 
 
 @pytest.mark.parametrize(
     ("degrees", "verdict", "match"),
     # References at 0 (its own) and at 72: the likeness of both is that of 36. The margin is 0.1.
-    [(0, "own", 0), (28, "own", 0), (35, "own", 0), (39, "unclear", 1), (43, "other", 1), (72, "other", 1)],
+    [
+        (0, "own", 0),
+        (28, "own", 0),
+        (35, "own", 0),
+        (39, "unclear", 1),
+        (43, "other", 1),
+        (72, "other", 1),
+    ],
 )
-def test_voices_that_are_nearly_as_like_prove_no_leak(tmp_path: Path, degrees: int, verdict: str, match: int) -> None:
+def test_voices_that_are_nearly_as_like_prove_no_leak(
+    tmp_path: Path, degrees: int, verdict: str, match: int
+) -> None:
     items = []
     for i, angle in enumerate((0, 72)):
         path = tmp_path / f"{angle}.wav"

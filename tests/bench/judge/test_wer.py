@@ -23,7 +23,8 @@ from tests.support.faulty_server import faulty_server, speak
         ("The old radio plays better.", "the old radio plays better", "English", 0, 5),
         (
             "She paid $1,249.99 on March 3rd.",
-            "She paid one thousand two hundred forty nine dollars and ninety nine cents on March third.",
+            "She paid one thousand two hundred forty nine dollars and ninety nine cents on March "
+            "third.",
             "English",
             0,
             6,
@@ -35,7 +36,9 @@ from tests.support.faulty_server import faulty_server, speak
         ("?!", "anything", "English", 1, 1),
     ],
 )
-def test_words_are_compared_in_one_form(said: str, heard: str, language: str, word_errors: int, words: int) -> None:
+def test_words_are_compared_in_one_form(
+    said: str, heard: str, language: str, word_errors: int, words: int
+) -> None:
     errors = count_errors(said, heard, language)
     assert (errors.word_errors, errors.words) == (word_errors, words)
 
@@ -56,12 +59,17 @@ def test_a_transcription_server_hears_what_was_said() -> None:
     samples = speak("seven boats").astype(np.float32)[None] / np.float32(32768)
     with faulty_server() as url:
         recogniser = load_recogniser(url, model="tones", api_key="k")
-        assert recogniser.words(to_recogniser(samples, SPOKEN_RATE), "English").strip() == "seven boats"
+        assert (
+            recogniser.words(to_recogniser(samples, SPOKEN_RATE), "English").strip()
+            == "seven boats"
+        )
     with pytest.raises(HocketError, match="did not answer"):
         recogniser.words(np.zeros(1000, np.float32), None)
 
 
-def test_faster_whisper_is_asked_greedily_and_in_the_language_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_whisper_is_asked_greedily_and_in_the_language_of_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sent: list[dict[str, Any]] = []
 
     class Model:
@@ -70,7 +78,9 @@ def test_faster_whisper_is_asked_greedily_and_in_the_language_of_the_text(monkey
 
         def transcribe(self, audio: Any, **options: Any) -> tuple[Iterator[Any], None]:
             sent.append(options)
-            return iter([types.SimpleNamespace(text=" Two"), types.SimpleNamespace(text=" parts.")]), None
+            return iter(
+                [types.SimpleNamespace(text=" Two"), types.SimpleNamespace(text=" parts.")]
+            ), None
 
     monkeypatch.setitem(sys.modules, "faster_whisper", types.SimpleNamespace(WhisperModel=Model))
     recogniser = load_recogniser("base", model="", api_key=None)

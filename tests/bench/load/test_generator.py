@@ -12,7 +12,15 @@ import pytest
 import uvloop
 
 from hocket.bench.http import Response, Target, send
-from hocket.bench.load.generator import Load, StageRun, due_seconds, edge_requests, max_open, parse_ramp, run_stage
+from hocket.bench.load.generator import (
+    Load,
+    StageRun,
+    due_seconds,
+    edge_requests,
+    max_open,
+    parse_ramp,
+    run_stage,
+)
 from hocket.bench.load.self_check import self_check, stub_server
 from hocket.errors import ConfigError
 from tests.support.faulty_server import FaultyServer, faulty_server
@@ -59,7 +67,9 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
             response.ended_at = time.perf_counter()
             return response
 
-    load = run_stage(Load(30, rate=100.0, arrivals="constant"), AnswersWhenAllHaveAsked(0.0), seed=7)
+    load = run_stage(
+        Load(30, rate=100.0, arrivals="constant"), AnswersWhenAllHaveAsked(0.0), seed=7
+    )
     run = asyncio.run(asyncio.wait_for(load, 30.0))
     assert run.max_open == 30
     dues = np.array([one.due for one in run.sent]) - run.began
@@ -122,7 +132,15 @@ def test_addresses(address: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:port", "http://user:key@host/", "http://x/?key=1"]
+    "address",
+    [
+        "127.0.0.1:8000",
+        "ftp://x",
+        "http://",
+        "http://x:port",
+        "http://user:key@host/",
+        "http://x/?key=1",
+    ],
 )
 def test_what_is_no_address_is_refused_without_repeating_a_key(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -139,7 +157,9 @@ def test_a_refused_connection_a_timeout_and_a_close_are_answers() -> None:
         assert get(url, "/nothing").status == 404
     assert get(url, "/nothing").broken == "connect"
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # the system accepts the connection; no process responds
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as listener:  # the system accepts the connection; no process responds
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         assert get(url, "/", 0.2).broken == "timeout"
         listener.accept()[0].close()
@@ -186,7 +206,10 @@ def test_256_streams_of_48_khz_stereo_take_less_than_a_core() -> None:
         response.body = b""
         return response
 
-    with stub_server(seconds=5.0) as target, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        stub_server(seconds=5.0) as target,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         run = runner.run(run_stage(Load(512, clients=256), one, seed=0))
     assert all(sent.response.broken is None for sent in run.sent)
     received = sum(sent.response.arrivals[-1][1] for sent in run.sent)

@@ -47,9 +47,17 @@ def test_nothing_at_first_is_no_audio_yet() -> None:
     assert play([(0.0, 0.0), (1.0, 0.5)], 0.0).began_at == 1.0
 
 
-def outcome(index: int = 0, text: str = "Somebody left a basket of apples on the steps.") -> Outcome:
+def outcome(
+    index: int = 0, text: str = "Somebody left a basket of apples on the steps."
+) -> Outcome:
     return Outcome(
-        index=index, item=Item(f"t{index}", text), phase="steady", due_at=0.0, late_ms=0.0, ended_at=4.0, e2e_ms=4000.0
+        index=index,
+        item=Item(f"t{index}", text),
+        phase="steady",
+        due_at=0.0,
+        late_ms=0.0,
+        ended_at=4.0,
+        e2e_ms=4000.0,
     )
 
 
@@ -106,7 +114,11 @@ def stage(values: list[float], name: str = "8 clients", **more: Any) -> dict[str
         for i, value in enumerate(values)
     ]
     length = len(values) * 0.1 + 1.0
-    return {"name": name, "requests": requests, "timeline": timeline_of(requests, (0.0, length), length)}
+    return {
+        "name": name,
+        "requests": requests,
+        "timeline": timeline_of(requests, (0.0, length), length),
+    }
 
 
 def test_figures_and_their_intervals() -> None:
@@ -116,7 +128,9 @@ def test_figures_and_their_intervals() -> None:
     assert figures["ttfa_mean_ms"].value == pytest.approx(np.mean(values))
     assert figures["ttfa_p95_ms"].value == pytest.approx(np.percentile(values, 95))
     # The standard error of the mean is 1 ms.
-    assert figures["ttfa_mean_ms"].high - figures["ttfa_mean_ms"].low == pytest.approx(2 * 1.96, rel=0.25)
+    assert figures["ttfa_mean_ms"].high - figures["ttfa_mean_ms"].low == pytest.approx(
+        2 * 1.96, rel=0.25
+    )
     assert figures["underrun_free"].value == 0.75
     assert figures["audio_s_per_s"].value == pytest.approx(800.0 / 41.0, rel=0.01)
     assert figures["requests_per_s_full"].value == pytest.approx(400 / 41.0)
@@ -175,7 +189,16 @@ def test_conditions(text: str, value: float, holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ttfa", "1 > ttfa", "__import__('os') > 1", "a.b > 1", "ttfa_p95_ms > 200 or 1", "ttfa == 3"]
+    "text",
+    [
+        "",
+        "ttfa",
+        "1 > ttfa",
+        "__import__('os') > 1",
+        "a.b > 1",
+        "ttfa_p95_ms > 200 or 1",
+        "ttfa == 3",
+    ],
 )
 def test_what_is_no_condition(text: str) -> None:
     with pytest.raises(ConfigError, match="--fail-if"):
@@ -210,7 +233,9 @@ def test_a_comparison_tells_a_difference_from_noise() -> None:
 
 def test_a_report_compared_with_itself_is_noise_throughout() -> None:
     one = report(stage(list(np.random.default_rng(5).normal(200.0, 30.0, 100))))
-    assert {ratio.verdict for ratio in compare(one, copy.deepcopy(one))["8 clients"].values()} == {"noise"}
+    assert {ratio.verdict for ratio in compare(one, copy.deepcopy(one))["8 clients"].values()} == {
+        "noise"
+    }
     assert differences(one, one) == []
 
 
@@ -231,7 +256,8 @@ def test_scrapes_are_subtracted() -> None:
             f'hocket_first_audio_seconds_bucket{{le="0.1"}} {count - slow}\n'
             f'hocket_first_audio_seconds_bucket{{le="0.3"}} {count}\n'
             f'hocket_first_audio_seconds_bucket{{le="+Inf"}} {count}\n'
-            f"hocket_first_audio_seconds_sum {0.05 * count}\nhocket_first_audio_seconds_count {count}\n"
+            f"hocket_first_audio_seconds_sum {0.05 * count}\nhocket_first_audio_seconds_count "
+            f"{count}\n"
         )
 
     found = difference(_parse(page(10, 10)), _parse(page(30, 20)))

@@ -14,7 +14,11 @@ from tests.support.tiny_engine import FRAME_SAMPLES, codec
 
 
 def noise(frames: float, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).normal(0, 0.2, (2, int(frames * FRAME_SAMPLES))).astype(np.float32)
+    return (
+        np.random.default_rng(seed)
+        .normal(0, 0.2, (2, int(frames * FRAME_SAMPLES)))
+        .astype(np.float32)
+    )
 
 
 def some_codes(frames: int, n: int = 12, seed: int = 0) -> NDArray[np.int64]:
@@ -37,7 +41,10 @@ def test_pieces_equal_the_whole(frames: int) -> None:
     conversions.encode("few", noise(frames, 1), 3)
     heard = drained(conversions)
     assert all(len(chunk.codes) <= PIECE_FRAMES for chunks in heard.values() for chunk in chunks)
-    assert all(chunks[-1].end is not None and chunks[-1].end.finish_reason == "stop" for chunks in heard.values())
+    assert all(
+        chunks[-1].end is not None and chunks[-1].end.finish_reason == "stop"
+        for chunks in heard.values()
+    )
     for name, samples, n in (("all", noise(frames), None), ("few", noise(frames, 1), 3)):
         codes = np.concatenate([chunk.codes for chunk in heard[name][:-1]])
         assert np.array_equal(codes, codec().encode_whole(torch.from_numpy(samples), n).numpy())
@@ -64,7 +71,9 @@ def test_a_cancelled_one_ends_at_once() -> None:
     conversions.cancel("c")
     conversions.cancel("nobody")
     heard = drained(conversions)
-    reasons = {name: chunks[-1].end.finish_reason for name, chunks in heard.items() if chunks[-1].end}
+    reasons = {
+        name: chunks[-1].end.finish_reason for name, chunks in heard.items() if chunks[-1].end
+    }
     assert reasons == {"a": "cancelled", "b": "stop", "c": "cancelled"}
     assert np.array_equal(
         np.concatenate([chunk.codes for chunk in heard["b"][:-1]]),

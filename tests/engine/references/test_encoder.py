@@ -20,12 +20,23 @@ from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS,
 from hocket.errors import CapacityError, ConfigError, ReferenceAudioError
 from hocket.models.layers.codec_state import CodecState
 from hocket.models.moss_codec.codec import MossCodec
-from tests.support.tiny_engine import EAGER, FRAME_SAMPLES, N_VQ, Listener, codec, endless_talker, engine, noise
+from tests.support.tiny_engine import (
+    EAGER,
+    FRAME_SAMPLES,
+    N_VQ,
+    Listener,
+    codec,
+    endless_talker,
+    engine,
+    noise,
+)
 
 MANY = ReferenceCacheConfig()
 
 
-def new_encoder(config: ReferenceCacheConfig = MANY, *, fixed_batch: bool = False) -> ReferenceEncoder:
+def new_encoder(
+    config: ReferenceCacheConfig = MANY, *, fixed_batch: bool = False
+) -> ReferenceEncoder:
     return ReferenceEncoder(codec(), n_codebooks=N_VQ, config=config, fixed_batch=fixed_batch)
 
 
@@ -59,7 +70,12 @@ def calls() -> Iterator[list[tuple[int, int]]]:
     original = MossCodec.encode
 
     def record(
-        self: MossCodec, samples: Tensor, state: CodecState, rows: Tensor, lengths: Tensor, n_codebooks: int
+        self: MossCodec,
+        samples: Tensor,
+        state: CodecState,
+        rows: Tensor,
+        lengths: Tensor,
+        n_codebooks: int,
     ) -> Tensor:
         counts = lengths // FRAME_SAMPLES
         seen.append((int((counts > 0).sum()), int(counts.sum())))
@@ -70,15 +86,21 @@ def calls() -> Iterator[list[tuple[int, int]]]:
 
 
 def test_a_fixed_batch_has_one_shape() -> None:
-    """The number and the lengths of recordings do not matter, because roundings depend on shapes."""
-    with mock.patch.object(MossCodec, "encode", autospec=True, side_effect=MossCodec.encode) as spied:
+    """The number and the lengths of recordings do not matter, because roundings depend on
+    shapes.
+    """
+    with mock.patch.object(
+        MossCodec, "encode", autospec=True, side_effect=MossCodec.encode
+    ) as spied:
         encode(new_encoder(fixed_batch=True), *(recording(seed, 5 + 9 * seed) for seed in range(6)))
         shapes = {call.args[1].shape for call in spied.call_args_list}
     assert shapes == {(ENCODER_ROWS, 2, ENCODER_CHUNK_FRAMES * FRAME_SAMPLES)}
 
 
 @pytest.mark.parametrize("fixed_batch", [False, True])
-def test_pieces_give_the_codes_of_the_whole(fixed_batch: bool, calls: list[tuple[int, int]]) -> None:
+def test_pieces_give_the_codes_of_the_whole(
+    fixed_batch: bool, calls: list[tuple[int, int]]
+) -> None:
     """Nine recordings of different lengths on four rows, cut to whole frames."""
     lengths = [1, 5, 15, 16, 17, 31, 40, 64, 90]
     recordings = [recording(seed, frames, seed) for seed, frames in enumerate(lengths)]
@@ -128,7 +150,9 @@ def test_memory_is_bounded_and_the_least_recently_used_goes_first() -> None:
 
 def test_what_nobody_waits_for_is_dropped(calls: list[tuple[int, int]]) -> None:
     encoder = new_encoder()
-    keys = [encoder.submit(recording(seed, 160))[0] for seed in range(6)]  # four on rows, two waiting
+    keys = [
+        encoder.submit(recording(seed, 160))[0] for seed in range(6)
+    ]  # four on rows, two waiting
     encoder.step(set(keys))
     encoder.step({keys[5]})
     assert calls == [(4, 64), (1, 16)]
@@ -138,7 +162,9 @@ def test_what_nobody_waits_for_is_dropped(calls: list[tuple[int, int]]) -> None:
     assert encode(encoder, recording(0, 160))[0].shape == (160, N_VQ)
 
 
-def test_folder_is_shared_and_damage_is_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folder_is_shared_and_damage_is_repaired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = ReferenceCacheConfig(folder=tmp_path / "made" / "on demand")
     first, samples_CS = new_encoder(config), recording(1, 20)
     (codes,) = encode(first, samples_CS)
@@ -192,7 +218,9 @@ EVERY_FRAME = ChunkPolicy(first_chunk_frames=1, ramp_frames=(), steady_chunk_fra
 
 
 def talking(config: EngineConfig = EAGER) -> Listener:
-    return Listener(engine(config.model_copy(update={"rows": 8, "chunks": EVERY_FRAME}), endless_talker()))
+    return Listener(
+        engine(config.model_copy(update={"rows": 8, "chunks": EVERY_FRAME}), endless_talker())
+    )
 
 
 def test_encoding_does_not_stall_running_streams(calls: list[tuple[int, int]]) -> None:
@@ -200,12 +228,19 @@ def test_encoding_does_not_stall_running_streams(calls: list[tuple[int, int]]) -
     streams = [listener.add(SpeechRequest(text=f"Stream {i}.", max_frames=60)) for i in range(2)]
     while not all(listener.heard[name].codes for name in streams):
         listener.step()
-    voices = [noise(seed, 24.0) for seed in range(6)]  # 300 frames each: 600 s of a frame's real time in all
-    clones = [listener.add(SpeechRequest(text="Clone.", reference=voice, max_frames=1)) for voice in voices]
+    voices = [
+        noise(seed, 24.0) for seed in range(6)
+    ]  # 300 frames each: 600 s of a frame's real time in all
+    clones = [
+        listener.add(SpeechRequest(text="Clone.", reference=voice, max_frames=1))
+        for voice in voices
+    ]
     while listener.engine.stats().preparing:
         before = len(calls)
         chunks = listener.step()
-        assert {chunk.request_id for chunk in chunks} >= set(streams), "every stream gets a frame in every step"
+        assert {chunk.request_id for chunk in chunks} >= set(streams), (
+            "every stream gets a frame in every step"
+        )
         assert len(calls) - before <= 1
     assert len(calls) >= 6 * 300 // 64
     assert max(frames for _, frames in calls) <= 64
@@ -256,7 +291,10 @@ def test_a_refused_request_leaves_nothing_to_encode() -> None:
 def test_a_full_queue_counts_those_that_prepare() -> None:
     """They were accepted, so they are queued later, however many were preempted meanwhile."""
     listener = talking(EAGER.model_copy(update={"max_waiting": 3}))
-    names = [listener.add(SpeechRequest(text="One.", reference=noise(seed, 4.0), max_frames=2)) for seed in range(2)]
+    names = [
+        listener.add(SpeechRequest(text="One.", reference=noise(seed, 4.0), max_frames=2))
+        for seed in range(2)
+    ]
     names.append(listener.add(SpeechRequest(text="Two.", max_frames=2)))
     with pytest.raises(CapacityError, match="3 requests are waiting"):
         listener.add(SpeechRequest(text="Three.", max_frames=2))

@@ -86,7 +86,10 @@ def test_in_the_engine() -> None:
     model = tiny_qwen3.endless_talker()
     listener = Listener(engine(EAGER.model_copy(update={"rows": 3}), model))
     voices = [tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(1, 0.6), tiny_qwen3.voice(2, 0.6)]
-    names = [listener.add(SpeechRequest(text="One.", reference=voice, max_frames=3, seed=1)) for voice in voices]
+    names = [
+        listener.add(SpeechRequest(text="One.", reference=voice, max_frames=3, seed=1))
+        for voice in voices
+    ]
     encoder = model.voice_encoder
     assert encoder is not None
     with mock.patch.object(encoder, "embed", side_effect=encoder.embed) as embed:

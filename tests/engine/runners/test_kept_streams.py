@@ -21,7 +21,12 @@ VOICES = [np.random.default_rng(i).integers(0, 16, (18 + i, 12)) for i in range(
 def requests() -> list[SpeechRequest]:
     return [
         SpeechRequest(
-            text=f"Text {i}.", reference=VOICES[i % 3], reference_text="So.", seed=i, max_frames=9, min_frames=3
+            text=f"Text {i}.",
+            reference=VOICES[i % 3],
+            reference_text="So.",
+            seed=i,
+            max_frames=9,
+            min_frames=3,
         )
         for i in range(12)
     ]
@@ -34,7 +39,9 @@ def hear(config: EngineConfig) -> tuple[Listener, list[bytes], int]:
     primed = 0
     hear = runner.prime
 
-    def counting(slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
+    def counting(
+        slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
+    ) -> torch.cuda.Event | None:
         nonlocal primed
         primed += sum(map(len, pieces))
         return hear(slots, pieces, frames)
@@ -62,15 +69,21 @@ def test_speech_is_the_same_and_recordings_are_heard_once() -> None:
 
 
 def test_requests_that_come_together_hear_a_recording_once() -> None:
-    listener = Listener(engine(STRICT.model_copy(update={"rows": 6, "kept_streams": 2}), patient_talker()))
+    listener = Listener(
+        engine(STRICT.model_copy(update={"rows": 6, "kept_streams": 2}), patient_talker())
+    )
     runner = listener.engine.parts.codec
     assert isinstance(runner, CodecRunner)
     with mock.patch.object(runner, "prime", side_effect=runner.prime) as hear:
         for i in range(6):
-            same = SpeechRequest(text="So it is.", reference=VOICES[0], reference_text="So.", seed=i, max_frames=4)
+            same = SpeechRequest(
+                text="So it is.", reference=VOICES[0], reference_text="So.", seed=i, max_frames=4
+            )
             listener.add(same)
         listener.run()
-    assert sum(len(piece) for call in hear.call_args_list for piece in call.args[1]) == len(VOICES[0])
+    assert sum(len(piece) for call in hear.call_args_list for piece in call.args[1]) == len(
+        VOICES[0]
+    )
 
 
 def test_the_least_recently_used_goes() -> None:

@@ -6,7 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.engine.runners.padding import chunk_batch, frame_batch, packed_batch, prefill_batch, split_prefill
+from hocket.engine.runners.padding import (
+    chunk_batch,
+    frame_batch,
+    packed_batch,
+    prefill_batch,
+    split_prefill,
+)
 
 SCRATCH = 99
 
@@ -34,7 +40,12 @@ def test_pieces_are_the_rows_again(count: int, size: int, start: int) -> None:
 def test_frames() -> None:
     numbers = frame_batch(np.array([[3, 1], [7, 0], [20, 9]]), 3, SCRATCH)
     assert numbers.tolist() == [[3, 1, SCRATCH], [7, 0, 0], [20, 9, 0], [1, 1, 0]]
-    assert frame_batch(np.zeros((3, 0), np.int64), 2, SCRATCH).tolist() == [[SCRATCH, SCRATCH], [0, 0], [0, 0], [0, 0]]
+    assert frame_batch(np.zeros((3, 0), np.int64), 2, SCRATCH).tolist() == [
+        [SCRATCH, SCRATCH],
+        [0, 0],
+        [0, 0],
+        [0, 0],
+    ]
 
 
 @settings(deadline=None)

@@ -25,8 +25,12 @@ from hocket.engine.runners.device import Launcher, StaticInput, batch_sizes
 from tests.support import tiny_engine
 from tests.support.tiny_engine import EAGER, Listener, engine
 
-CHUNKS = ChunkPolicy(first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=5, min_batch=1, max_wait_ms=0.0)
-CONFIG = EAGER.model_copy(update={"rows": 5, "chunks": CHUNKS, "kept_streams": 2, "max_context_rows": 256})
+CHUNKS = ChunkPolicy(
+    first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=5, min_batch=1, max_wait_ms=0.0
+)
+CONFIG = EAGER.model_copy(
+    update={"rows": 5, "chunks": CHUNKS, "kept_streams": 2, "max_context_rows": 256}
+)
 
 
 @pytest.fixture
@@ -87,7 +91,9 @@ def test_replays_speak_as_calls_do(
     firsts_apart: bool,
 ) -> None:
     chunks = CHUNKS if firsts_apart else CHUNKS.model_copy(update={"first_batch_frames": 0})
-    config = CONFIG.model_copy(update={"rows": rows, "kv_rows": kv_rows, "strict": strict, "chunks": chunks})
+    config = CONFIG.model_copy(
+        update={"rows": rows, "kv_rows": kv_rows, "strict": strict, "chunks": chunks}
+    )
     codes, samples, preemptions = hear(config)
     assert (preemptions > 0) == (kv_rows is not None)
     assert {key[0] for key in recorded if isinstance(key, tuple)} == {
@@ -111,7 +117,9 @@ def test_replays_make_16_bits_of_the_same_samples(recorded: list[Hashable]) -> N
     codes, samples, _ = hear(CONFIG.model_copy(update={"samples": "int16"}))
     float_codes, floats, _ = hear(CONFIG)
     assert all(map(np.array_equal, codes, float_codes))
-    assert all(np.array_equal(one, to_int16(other)) for one, other in zip(samples, floats, strict=True))
+    assert all(
+        np.array_equal(one, to_int16(other)) for one, other in zip(samples, floats, strict=True)
+    )
     assert {one.dtype.name for one in samples} == {"int16"}
     assert all(one.any() for one in samples)
 

@@ -47,7 +47,9 @@ def test_16_bit_audio_is_the_float_audio_rounded(talker: str, streaming: bool) -
         integers = hear(engine(in_16_bits(STRICT), model), requests, streaming=streaming)
     for one, other in zip(integers, floats, strict=True):
         assert np.array_equal(one.all_codes, other.all_codes)
-        assert [samples.shape for samples in one.samples] == [samples.shape for samples in other.samples]
+        assert [samples.shape for samples in one.samples] == [
+            samples.shape for samples in other.samples
+        ]
         assert np.array_equal(one.all_samples, to_int16(other.all_samples))
     peaks = np.concatenate([one.all_samples[0] for one in floats])
     assert np.abs(peaks).max() > 0.01
@@ -72,7 +74,11 @@ def test_an_engine_without_a_codec_has_none_of_it() -> None:
     speech = engine(in_16_bits(STRICT), endless_talker(), with_codec=False).generate(
         SpeechRequest(text="One.", seed=3, max_frames=3)
     )
-    assert (speech.samples.dtype.name, speech.samples.shape, len(speech.codes)) == ("int16", (1, 0), 3)
+    assert (speech.samples.dtype.name, speech.samples.shape, len(speech.codes)) == (
+        "int16",
+        (1, 0),
+        3,
+    )
 
 
 def test_conversions_stay_float32() -> None:
@@ -92,7 +98,9 @@ def test_bodies_of_16_bits_are_the_same(response_format: str) -> None:
             config = STRICT.model_copy(update={"samples": samples})
             chunks = list(engine(config, endless_talker()).stream(request))
             encoder = AudioEncoder(response_format, 24_000, 2)
-            bodies.append(b"".join([encoder.feed(chunk.samples) for chunk in chunks]) + encoder.finish())
+            bodies.append(
+                b"".join([encoder.feed(chunk.samples) for chunk in chunks]) + encoder.finish()
+            )
             whole_CS = np.concatenate([chunk.samples for chunk in chunks], axis=1)
             wholes.append(encode_whole(response_format, whole_CS, 24_000).body)
     assert bodies[0] == bodies[1]
@@ -119,7 +127,9 @@ def test_speech_that_is_no_number_ends_with_an_error(samples: SampleFormat, valu
         return samples_BCS
 
     listener = Listener(engine(config, endless_talker()))
-    names = [listener.add(SpeechRequest(text=f"Text {i}.", seed=i, max_frames=40)) for i in range(3)]
+    names = [
+        listener.add(SpeechRequest(text=f"Text {i}.", seed=i, max_frames=40)) for i in range(3)
+    ]
     with mock.patch.object(codec, "decode", spoil):
         heard = listener.run()
     assert spoilt

@@ -1,4 +1,6 @@
-"""Chunk sizes, deadlines and the wait for larger batches, on hand-made streams and a manual clock."""
+"""Chunk sizes, deadlines and the wait for larger batches, on hand-made streams and a manual
+clock.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ FRAME = 0.08
 
 
 def policy(
-    min_batch: int = 1, max_batch: int = 32, max_wait_ms: float = 20.0, max_in_flight: int = 2, margin_ms: float = 40.0
+    min_batch: int = 1,
+    max_batch: int = 32,
+    max_wait_ms: float = 20.0,
+    max_in_flight: int = 2,
+    margin_ms: float = 40.0,
 ) -> ChunkPolicy:
     return ChunkPolicy(
         first_chunk_frames=1,
@@ -39,7 +45,9 @@ class World:
 
     def stream(self, name: str, *, streaming: bool = True) -> Request:
         prompt = np.zeros((1, 2), dtype=np.int64)
-        request = Request(name, 0, 0, prompt, max_frames=1000, streaming=streaming, digests=(), added_at=0.0)
+        request = Request(
+            name, 0, 0, prompt, max_frames=1000, streaming=streaming, digests=(), added_at=0.0
+        )
         self.queue.start(request)
         return request
 
@@ -55,11 +63,15 @@ class World:
         request.frames += count
         self.queue.update(request, now)
 
-    def launch(self, now: float, generating: int = 100) -> tuple[list[tuple[str, int, int]], int] | None:
+    def launch(
+        self, now: float, generating: int = 100
+    ) -> tuple[list[tuple[str, int, int]], int] | None:
         self.batch = self.queue.next_batch(now, generating)
         if self.batch is None:
             return None
-        return [(item.request.id, item.start, item.count) for item in self.batch.items], self.batch.chunk_frames
+        return [
+            (item.request.id, item.start, item.count) for item in self.batch.items
+        ], self.batch.chunk_frames
 
     def collect(self, now: float) -> None:
         assert isinstance(self.batch, DecodeBatch)
@@ -109,7 +121,9 @@ class TestSizes:
         world.queue.update(request, 1.0)
         assert (world.queue.ready, world.launch(9.0)) == (0, None)
 
-    @pytest.mark.parametrize("sizes", [{"first_chunk_frames": 3}, {"ramp_frames": (4, 2)}, {"steady_chunk_frames": 7}])
+    @pytest.mark.parametrize(
+        "sizes", [{"first_chunk_frames": 3}, {"ramp_frames": (4, 2)}, {"steady_chunk_frames": 7}]
+    )
     def test_shrinking_sizes_are_refused(self, sizes: dict[str, int]) -> None:
         with pytest.raises(ValueError, match="must not shrink"):
             ChunkPolicy(**{"ramp_frames": (2, 4, 8), **sizes})  # type: ignore[arg-type]
@@ -153,7 +167,9 @@ class TestOrder:
         assert world.launch(1.1) == ([("first", 0, 1), ("one", 45, 1)], 1)
         assert world.launch(1.1) == ([("regular", 30, 15), ("five", 45, 5)], 15)
 
-    def test_stream_without_listener_is_served_after_its_slack_even_under_constant_first_chunks(self) -> None:
+    def test_stream_without_listener_is_served_after_its_slack_even_under_constant_first_chunks(
+        self,
+    ) -> None:
         world = World(policy(max_batch=1, max_in_flight=1))
         world.frames(world.stream("offline", streaming=False), 15, 0.0)
         served = []
@@ -259,7 +275,9 @@ class TestPacks:
         world = World(policy(max_in_flight=1), pack_frames=480)
         world.frames(world.playing("a", since=0.0, decoded=30), 15, 1.0)
         assert world.launch(1.0) == ([("a", 30, 15)], 15)
-        world.frames(world.stream("b"), 3, 1.0)  # only the first of them: its size depends on nothing else
+        world.frames(
+            world.stream("b"), 3, 1.0
+        )  # only the first of them: its size depends on nothing else
         assert world.launch(1.0) == ([("b", 0, 1)], 1)
         batch = world.batch
         assert batch is not None

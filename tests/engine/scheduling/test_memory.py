@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from hocket.engine.scheduling.memory import SCRATCH_PAGE, PagePool, PrefixCache, RowPool, check_pages
+from hocket.engine.scheduling.memory import (
+    SCRATCH_PAGE,
+    PagePool,
+    PrefixCache,
+    RowPool,
+    check_pages,
+)
 from hocket.errors import CapacityError, HocketError
 
 PAGE_ROWS = 4
@@ -108,7 +114,9 @@ class TestPagePool:
         with pytest.raises(HocketError, match="known already"):
             pool.publish(page, b"y")
 
-    def test_kept_pages_are_evicted_only_when_free_ones_are_used_up_and_least_recently_used_first(self) -> None:
+    def test_kept_pages_are_evicted_only_when_free_ones_are_used_up_and_least_recently_used_first(
+        self,
+    ) -> None:
         pool = PagePool(4, PAGE_ROWS)
         a, b, c = pool.acquire(3)
         for page, digest in ((a, b"a"), (b, b"b")):
@@ -210,7 +218,11 @@ class TestPrefixCache:
         rows = prompt(1, 2, 3, 4)
         other = rows.copy()
         other[3, 2] += 1
-        digests = {self.cache.digests(rows), self.cache.digests(other), self.cache.digests(rows, b"speaker")}
+        digests = {
+            self.cache.digests(rows),
+            self.cache.digests(other),
+            self.cache.digests(rows, b"speaker"),
+        }
         assert len(digests) == 3
         assert self.cache.digests(rows) == self.cache.digests(np.asfortranarray(rows))
 
@@ -306,4 +318,6 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=40, derandomize=True, deadline=None)
+TestMemoryMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, derandomize=True, deadline=None
+)

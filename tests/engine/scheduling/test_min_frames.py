@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -9,7 +11,16 @@ from pydantic import ValidationError
 from hocket.config import EngineConfig, RunawayPolicy
 from hocket.core import Sampling, SpeechRequest
 from hocket.errors import InvalidRequestError
-from tests.support.tiny_engine import EAGER, STRICT, Listener, engine, hear, mute_talker, patient_talker, talker
+from tests.support.tiny_engine import (
+    EAGER,
+    STRICT,
+    Listener,
+    engine,
+    hear,
+    mute_talker,
+    patient_talker,
+    talker,
+)
 
 NO_GUARD = RunawayPolicy(multiple=0.0, loop_seconds=0.0, silence_seconds=0.0)
 
@@ -27,13 +38,17 @@ def test_a_talker_that_wants_to_stop_at_once_may_not(least: int) -> None:
 
 
 def test_greedy_stops_are_held_back_too() -> None:
-    request = SpeechRequest(text="One.", sampling=Sampling(temperature=0.0), min_frames=5, max_frames=20)
+    request = SpeechRequest(
+        text="One.", sampling=Sampling(temperature=0.0), min_frames=5, max_frames=20
+    )
     (heard,) = hear(engine(config(), mute_talker()), [request])
     assert len(heard.all_codes) == 5
 
 
 def test_the_frames_are_those_of_a_speech_that_would_not_have_stopped() -> None:
-    """The bound changes the end, not the codes. A bound below the speech's length changes nothing."""
+    """The bound changes the end, not the codes. A bound below the speech's length changes
+    nothing.
+    """
     plain = [SpeechRequest(text=f"Text {i}.", seed=i, max_frames=30) for i in range(12)]
     longer = [request.model_copy(update={"min_frames": 12}) for request in plain]
     before = hear(engine(config(strict=True), patient_talker()), plain)
@@ -51,14 +66,18 @@ def test_the_frames_are_those_of_a_speech_that_would_not_have_stopped() -> None:
 def test_the_bound_is_the_requests_own_whoever_had_the_row_before() -> None:
     speaking = engine(config(rows=1), mute_talker())
     bounds = [9, 0, 4, 0]
-    heard = hear(speaking, [SpeechRequest(text="One.", seed=1, min_frames=least) for least in bounds])
+    heard = hear(
+        speaking, [SpeechRequest(text="One.", seed=1, min_frames=least) for least in bounds]
+    )
     assert [len(one.all_codes) for one in heard] == bounds
 
 
 def test_neighbours_do_not_notice_to_the_last_bit() -> None:
     victim = SpeechRequest(text="Good morning.", seed=3, max_frames=30)
     (alone,) = hear(engine(config(strict=True), patient_talker()), [victim])
-    others = [SpeechRequest(text=f"Text {i}.", seed=i, min_frames=10 + i, max_frames=30) for i in range(3)]
+    others = [
+        SpeechRequest(text=f"Text {i}.", seed=i, min_frames=10 + i, max_frames=30) for i in range(3)
+    ]
     hear(engine(config(strict=True), patient_talker()), [victim, *others])[0].assert_same(alone)
 
 
@@ -78,7 +97,9 @@ def test_a_preempted_request_keeps_its_bound() -> None:
 def test_the_frame_budget_makes_room_for_it() -> None:
     policy = RunawayPolicy(multiple=1.5, min_seconds=0.5, loop_seconds=0.0, silence_seconds=0.0)
     guarded = config().model_copy(update={"runaway": policy})
-    (heard,) = hear(engine(guarded, mute_talker()), [SpeechRequest(text="One.", seed=1, min_frames=60)])
+    (heard,) = hear(
+        engine(guarded, mute_talker()), [SpeechRequest(text="One.", seed=1, min_frames=60)]
+    )
     assert (len(heard.all_codes), heard.reason) == (60, "stop")
 
 
@@ -100,6 +121,7 @@ def test_the_end_counts_the_rows_of_the_prompt() -> None:
         (heard,) = hear(speaking, [request])
         assert heard.end is not None
         rows.append(heard.end.prompt_rows)
-        expected = speaking.parts.prompt.build(request, list(request.references))  # type: ignore[arg-type]
+        references: list[Any] = list(request.references)
+        expected = speaking.parts.prompt.build(request, references)
         assert rows[-1] == len(expected.rows)
     assert rows[1] >= rows[0] + 20

@@ -79,7 +79,8 @@ def test_loops_are_found_as_by_definition(seed: int) -> None:
 def _is_loop(frames: list[tuple[int, ...]], min_run: int) -> bool:
     """The last `min_run` frames each equal the one a period before them."""
     return any(
-        len(frames) >= min_run + period and all(frames[-i] == frames[-i - period] for i in range(1, min_run + 1))
+        len(frames) >= min_run + period
+        and all(frames[-i] == frames[-i - period] for i in range(1, min_run + 1))
         for period in range(1, LoopDetector.MAX_PERIOD + 1)
     )
 

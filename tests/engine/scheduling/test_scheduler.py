@@ -57,7 +57,10 @@ class TestAdmission:
         world = Simulation(config(pages=9))
         world.add(different(0, 12), max_frames=8)  # 5 of 8 pages in the end
         world.step()
-        large, small = world.add(different(1, 24), max_frames=4), world.add(different(2, 2), max_frames=1)
+        large, small = (
+            world.add(different(1, 24), max_frames=4),
+            world.add(different(2, 2), max_frames=1),
+        )
         world.step()
         assert (large.state, small.state) == (RequestState.WAITING, RequestState.WAITING)
         world.run()
@@ -76,7 +79,10 @@ class TestAdmission:
 
     def test_pool_for_the_longest_request_in_every_row_makes_nobody_wait(self) -> None:
         world = Simulation(config(rows=3, pages=16))  # 3 rows of 5 pages: 20 K/V rows each
-        first, second = world.add(different(0, 12), max_frames=8), world.add(different(1, 12), max_frames=8)
+        first, second = (
+            world.add(different(0, 12), max_frames=8),
+            world.add(different(1, 12), max_frames=8),
+        )
         while first.launched < 7:
             world.step()
         assert (len(first.pages), len(second.pages)) == (5, 5)
@@ -109,9 +115,13 @@ class TestAdmission:
         world.run()
 
     @pytest.mark.parametrize(("pages", "limit"), [(9, 32), (65, 128)])
-    def test_what_cannot_fit_alone_is_refused_and_what_just_fits_runs(self, pages: int, limit: int) -> None:
+    def test_what_cannot_fit_alone_is_refused_and_what_just_fits_runs(
+        self, pages: int, limit: int
+    ) -> None:
         world = Simulation(config(pages=pages))
-        with pytest.raises(InvalidRequestError, match=f"make {limit + 1} rows, and {limit} is the most") as error:
+        with pytest.raises(
+            InvalidRequestError, match=f"make {limit + 1} rows, and {limit} is the most"
+        ) as error:
             world.add(different(0, 5), max_frames=limit - 4)
         assert error.value.param == "max_frames"
         world.add(different(0, 5), max_frames=limit - 5)
@@ -146,7 +156,9 @@ class TestPrefill:
         world = Simulation(config(prefill_rows_per_step=7))
         world.add(different(0, 9))
         world.run()
-        assert [[(item.start, item.count) for item in items] for items in world.prefilled if items] == [
+        assert [
+            [(item.start, item.count) for item in items] for items in world.prefilled if items
+        ] == [
             [(0, 4)],
             [(4, 5)],
         ]
@@ -155,7 +167,11 @@ class TestPrefill:
         world = Simulation(config())
         request = world.add(different(0, 9))
         world.step()
-        assert (request.state, request.launched, request.prefilled_at) == (RequestState.RUNNING, 1, world.now)
+        assert (request.state, request.launched, request.prefilled_at) == (
+            RequestState.RUNNING,
+            1,
+            world.now,
+        )
 
     def test_higher_priority_is_prefilled_first(self) -> None:
         world = Simulation(config(prefill_rows_per_step=8))
@@ -187,7 +203,9 @@ class TestPrefill:
         world = Simulation(config(prefill_rows_per_step=12))
         first, second = world.add(prompt_of(*range(10))), world.add(prompt_of(*range(9), 77))
         world.scheduler.admit(0.0)
-        assert not set(first.pages) & set(second.pages)  # nothing is computed yet, so nothing is shared
+        assert not set(first.pages) & set(
+            second.pages
+        )  # nothing is computed yet, so nothing is shared
         pages_before = world.scheduler.stats().pages_free
         world.step()
         world.step()
@@ -201,14 +219,20 @@ class TestPrefill:
         for _ in range(2):
             world.add(prompt_of(*range(8)))
             world.run()
-        assert [(item.start, item.count) for items in world.prefilled for item in items] == [(0, 8), (4, 4)]
+        assert [(item.start, item.count) for items in world.prefilled for item in items] == [
+            (0, 8),
+            (4, 4),
+        ]
 
     def test_cache_off_computes_everything(self) -> None:
         world = Simulation(config(prefix_cache=False))
         for _ in range(2):
             world.add(prompt_of(*range(8)))
             world.run()
-        assert [(item.start, item.count) for items in world.prefilled for item in items] == [(0, 8), (0, 8)]
+        assert [(item.start, item.count) for items in world.prefilled for item in items] == [
+            (0, 8),
+            (0, 8),
+        ]
         assert world.scheduler.stats().pages_kept == 0
 
     def test_prefill_that_was_not_finished_is_not_shared(self) -> None:
@@ -244,7 +268,8 @@ class TestFrames:
         assert not world.scheduler.page_table.any()
 
     @pytest.mark.parametrize(
-        ("stop_at", "frames", "reason"), [(0, 0, "stop"), (3, 3, "stop"), (5, 5, "stop"), (6, 6, "length")]
+        ("stop_at", "frames", "reason"),
+        [(0, 0, "stop"), (3, 3, "stop"), (5, 5, "stop"), (6, 6, "length")],
     )
     @pytest.mark.parametrize("chunks", [None, CHUNKS])
     def test_frames_before_the_stop_count(
@@ -284,7 +309,9 @@ class TestPreemption:
         assert world.scheduler.stats().preemptions == 1
 
     @pytest.mark.parametrize("prefix_cache", [False, True])
-    def test_prompt_and_frames_are_computed_again_and_the_output_is_whole(self, prefix_cache: bool) -> None:
+    def test_prompt_and_frames_are_computed_again_and_the_output_is_whole(
+        self, prefix_cache: bool
+    ) -> None:
         world, _, young = self.crowd(prefix_cache)
         launched = young.launched
         assert 0 < launched < 8
@@ -293,10 +320,16 @@ class TestPreemption:
         redone = [(item.start, item.count) for items in world.prefilled[steps:] for item in items]
         frames = [(8, launched)]
         if prefix_cache:
-            assert redone in ([(4, 4), *frames], [(0, 8), *frames])  # as much as was not evicted meanwhile
+            assert redone in (
+                [(4, 4), *frames],
+                [(0, 8), *frames],
+            )  # as much as was not evicted meanwhile
         else:
             assert redone == [(0, 8), *frames]
-        assert [(request.id, request.frames, request.decoded) for request in world.over] == [("r0", 8, 8), ("r1", 8, 8)]
+        assert [(request.id, request.frames, request.decoded) for request in world.over] == [
+            ("r0", 8, 8),
+            ("r1", 8, 8),
+        ]
 
     def test_preempted_request_queues_at_its_place(self) -> None:
         world = Simulation(config(pages=7), CHUNKS)
@@ -315,7 +348,10 @@ class TestPreemption:
         # The prefill of `urgent` takes 11 steps, in which `old` and then `young` use up the free
         # pages.
         world = Simulation(config(pages=20, prefill_rows_per_step=4))
-        old, young = world.add(different(0, 4), max_frames=40), world.add(different(1, 3), max_frames=40)
+        old, young = (
+            world.add(different(0, 4), max_frames=40),
+            world.add(different(1, 3), max_frames=40),
+        )
         for _ in range(3):
             world.step()
         urgent = world.add(different(2, 44), max_frames=4, priority=1)
@@ -329,7 +365,9 @@ class TestPreemption:
         world = Simulation(config(pages=7))
         first, second, third = (world.add(different(index, 4), max_frames=8) for index in range(3))
         for _ in range(4):
-            world.step()  # now each has 8 rows in 2 of the 6 pages, and wants a third for its next frame
+            # now each has 8 rows in 2 of the 6 pages, and wants a third for its next
+            # frame
+            world.step()
         for page in third.pages:
             world.scheduler._pages.pool.share(page)  # another owner holds them, too
         assert world.scheduler.next_frames().requests == [first]
@@ -337,7 +375,9 @@ class TestPreemption:
 
     def test_priority_decides_before_age(self) -> None:
         world = Simulation(config(pages=7))
-        old, young = (world.add(different(index, 8), max_frames=8, priority=index) for index in range(2))
+        old, young = (
+            world.add(different(index, 8), max_frames=8, priority=index) for index in range(2)
+        )
         world.run()
         assert (old.preemptions, young.preemptions) == (1, 0)
 
@@ -365,7 +405,9 @@ class TestPreemption:
         world = Simulation(config(pages=7))
         first, second, third = (world.add(different(index, 4), max_frames=8) for index in range(3))
         for _ in range(4):
-            world.step()  # now each has 8 rows in 2 of the 6 pages, and wants a third for its next frame
+            # now each has 8 rows in 2 of the 6 pages, and wants a third for its next
+            # frame
+            world.step()
         world.cancel(second)
         world.step()
         assert (first.launched, third.launched, second.pages) == (4, 4, [])
@@ -416,7 +458,11 @@ class TestFinish:
         assert request in world.over
         assert (request.launched, request.sent, request.finish_reason) == (launched, sent, reason)
         world.run()
-        assert all(other.frames == other.decoded == other.max_frames for other in world.over if other is not request)
+        assert all(
+            other.frames == other.decoded == other.max_frames
+            for other in world.over
+            if other is not request
+        )
 
     @pytest.mark.parametrize("where", WHEREVER)
     def test_runaway_delivers_what_was_spoken_so_far(self, where: str) -> None:
@@ -424,7 +470,11 @@ class TestFinish:
         spoken = request.frames
         world.cancel(request, "runaway")
         world.run()
-        assert (request.finish_reason, request.frames, request.decoded) == ("runaway", spoken, spoken)
+        assert (request.finish_reason, request.frames, request.decoded) == (
+            "runaway",
+            spoken,
+            spoken,
+        )
 
     def test_row_waits_for_the_codec(self) -> None:
         world, request = self.place("decoding")
@@ -466,7 +516,13 @@ def test_times_are_the_callers() -> None:
     assert math.isnan(second.admitted_at)
     world.run()
     assert second.added_at == 0.0
-    assert second.added_at < second.admitted_at <= second.prefilled_at < second.first_audio_at < world.now
+    assert (
+        second.added_at
+        < second.admitted_at
+        <= second.prefilled_at
+        < second.first_audio_at
+        < world.now
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,12 @@ from hocket.errors import CapacityError, InvalidRequestError
 from tests.support.scheduler_simulation import Simulation, prompt_of
 
 SMALL_CHUNKS = ChunkPolicy(
-    first_chunk_frames=1, ramp_frames=(2,), steady_chunk_frames=4, min_batch=2, max_batch=3, max_wait_ms=30.0
+    first_chunk_frames=1,
+    ramp_frames=(2,),
+    steady_chunk_frames=4,
+    min_batch=2,
+    max_batch=3,
+    max_wait_ms=30.0,
 )
 
 
@@ -34,7 +39,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         codec=st.booleans(),
     )
-    def start(self, rows: int, pages: int, page_rows: int, budget: int, prefix_cache: bool, codec: bool) -> None:
+    def start(
+        self, rows: int, pages: int, page_rows: int, budget: int, prefix_cache: bool, codec: bool
+    ) -> None:
         config = SchedulerConfig(
             rows=rows,
             pages=pages,
@@ -76,7 +83,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif world.scheduler.stats().waiting >= config.max_waiting:
             refused = CapacityError
         with nullcontext() if refused is None else pytest.raises(refused):
-            world.add(prompt, max_frames=max_frames, stop_at=stop_at, priority=priority, streaming=streaming)
+            world.add(
+                prompt,
+                max_frames=max_frames,
+                stop_at=stop_at,
+                priority=priority,
+                streaming=streaming,
+            )
             self.submitted += 1
 
     @precondition(lambda self: self.world.live)
@@ -105,4 +118,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, derandomize=True, deadline=None)
+TestSchedulerMachine.settings = settings(
+    max_examples=80, stateful_step_count=40, derandomize=True, deadline=None
+)

@@ -47,7 +47,9 @@ def linear(dtype: torch.dtype = torch.float32, *, bias: bool = True) -> nn.Linea
 
 
 def moss_talker() -> MossLocalTalker:
-    talker = load_talker(REPOSITORY / "tests/golden/local_tiny", device=CPU, dtype=torch.float32).talker
+    talker = load_talker(
+        REPOSITORY / "tests/golden/local_tiny", device=CPU, dtype=torch.float32
+    ).talker
     assert isinstance(talker, MossLocalTalker)
     return talker
 
@@ -73,7 +75,9 @@ def test_it_multiplies_what_the_eight_bits_say(dtype: torch.dtype, bias: bool) -
     fp8 = Fp8Linear(original)
     x = (some(2, 5, 96, seed=2) * torch.logspace(-2, 2, 5)[:, None]).to(dtype)
     rows = ops.quantize_rows(x)
-    wanted = (rows.values.double() * rows.scales.double()) @ (fp8.weight8.double() * fp8.scale_N.double()[:, None]).t()
+    wanted = (rows.values.double() * rows.scales.double()) @ (
+        fp8.weight8.double() * fp8.scale_N.double()[:, None]
+    ).t()
     if bias:
         wanted = wanted + original.bias.double()
     out = fp8(x).plain()
@@ -95,7 +99,10 @@ def test_every_row_and_every_output_has_a_scale_of_its_own() -> None:
         for out_MN in (Fp8Linear(original)(x_MK).plain(), original(x_MK))
     )
     # 3 bits of mantissa: 2 to 3 % of error on either side, whatever the sizes of the neighbours.
-    for found, wanted in [*zip(found_MN, wanted_MN, strict=True), *zip(found_MN.t(), wanted_MN.t(), strict=True)]:
+    for found, wanted in [
+        *zip(found_MN, wanted_MN, strict=True),
+        *zip(found_MN.t(), wanted_MN.t(), strict=True),
+    ]:
         assert 0.01 < relative_error(found, wanted) < 0.1
 
 
@@ -168,7 +175,13 @@ def test_a_qwen3_talker() -> None:
     found = quantised(talker)
     assert len(found) == 4 * (3 + 2)
     assert all(name.startswith(("backbone.layers.", "predictor.layers.layers.")) for name in found)
-    assert plain_linears(talker) == {"text_fc1", "text_fc2", "code_head", "predictor.projection", "predictor.heads"}
+    assert plain_linears(talker) == {
+        "text_fc1",
+        "text_fc2",
+        "code_head",
+        "predictor.projection",
+        "predictor.heads",
+    }
 
 
 def test_of_a_codec_the_decoder_alone() -> None:
@@ -180,16 +193,23 @@ def test_of_a_codec_the_decoder_alone() -> None:
     found = quantised(codec)
     parts = ("in_proj", "out_proj", "ffn_in", "ffn_out")
     assert found == {
-        f"decoder.{s}.layers.{i}.{part}" for s, n in ((0, 3), (2, 2), (4, 2)) for i in range(n) for part in parts
+        f"decoder.{s}.layers.{i}.{part}"
+        for s, n in ((0, 3), (2, 2), (4, 2))
+        for i in range(n)
+        for part in parts
     }
     assert torch.equal(codec.encode_whole(samples_CS), codes_TN)
     assert 0.001 < relative_error(codec.decode_whole(codes_TN), heard_CS) < 0.1
 
 
 def test_sizes_that_do_not_fit_are_named_and_nothing_changes() -> None:
-    config = Qwen3BackboneConfig(32, 2, 2, 1, 16, intermediate_size=40, norm_eps=1e-6, rope_theta=1e4)
+    config = Qwen3BackboneConfig(
+        32, 2, 2, 1, 16, intermediate_size=40, norm_eps=1e-6, rope_theta=1e4
+    )
     backbone = Qwen3Backbone(config)
-    with pytest.raises(ConfigError, match=r"talker\.layers\.0\.mlp\.down_proj has 40 inputs and 32 outputs") as raised:
+    with pytest.raises(
+        ConfigError, match=r"talker\.layers\.0\.mlp\.down_proj has 40 inputs and 32 outputs"
+    ) as raised:
         quantize_blocks(backbone, "talker")
     assert raised.value.param == "quantize"
     assert not quantised(backbone)
@@ -197,14 +217,18 @@ def test_sizes_that_do_not_fit_are_named_and_nothing_changes() -> None:
 
 def test_keys_and_values_in_fp8_need_such_a_gpu_too() -> None:
     model = load_talker(REPOSITORY / "tests/golden/local_tiny", device=CPU, dtype=torch.float32)
-    with pytest.raises(ConfigError, match=r"kv_dtype is fp8, which cpu cannot compute; use a GPU") as raised:
+    with pytest.raises(
+        ConfigError, match=r"kv_dtype is fp8, which cpu cannot compute; use a GPU"
+    ) as raised:
         assemble(model, None, EngineConfig(kv_dtype="fp8"))
     assert raised.value.param == "kv_dtype"
 
 
 def test_an_engine_on_a_cpu_says_that_it_cannot() -> None:
     model = load_talker(REPOSITORY / "tests/golden/local_tiny", device=CPU, dtype=torch.float32)
-    with pytest.raises(ConfigError, match=r"quantize is fp8, which cpu cannot compute; use a GPU") as raised:
+    with pytest.raises(
+        ConfigError, match=r"quantize is fp8, which cpu cannot compute; use a GPU"
+    ) as raised:
         assemble(model, moss_codec(), EngineConfig(quantize="fp8"))
     assert raised.value.param == "quantize"
     assert isinstance(model.talker, nn.Module)
@@ -213,11 +237,16 @@ def test_an_engine_on_a_cpu_says_that_it_cannot() -> None:
 
 @pytest.mark.parametrize(
     ("model", "codec"),
-    [("local_tiny", "codec2_tiny"), ("qwen3_tts/custom_1b7", "qwen3_tts/base_1b7/speech_tokenizer")],
+    [
+        ("local_tiny", "codec2_tiny"),
+        ("qwen3_tts/custom_1b7", "qwen3_tts/base_1b7/speech_tokenizer"),
+    ],
 )
 def test_errors_part_by_part(golden: Path, model: str, codec: str) -> None:
     errors = fp8_errors(
-        lambda dtype: loaded_models(str(golden / model), str(golden / codec), device=CPU, dtype=dtype),
+        lambda dtype: loaded_models(
+            str(golden / model), str(golden / codec), device=CPU, dtype=dtype
+        ),
         rows=24,
         frames=6,
         seed=0,
@@ -236,10 +265,19 @@ def test_errors_part_by_part(golden: Path, model: str, codec: str) -> None:
 
 
 def test_the_report(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    golden: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "fp8.json"
-    arguments = ["--model", str(golden / "local_tiny"), "--codec", str(golden / "codec2_tiny"), "--random-weights"]
+    arguments = [
+        "--model",
+        str(golden / "local_tiny"),
+        "--codec",
+        str(golden / "codec2_tiny"),
+        "--random-weights",
+    ]
     arguments += ["--rows", "16", "--frames", "4", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["fp8_error.py", *arguments])
     fp8_error_command()

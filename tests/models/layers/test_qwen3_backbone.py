@@ -1,4 +1,6 @@
-"""The backbone and its paged cache: every way of feeding rows gives what the whole sequence gives."""
+"""The backbone and its paged cache: every way of feeding rows gives what the whole sequence
+gives.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[(4, 2), (3, 1), (2, 2)], ids=["grouped", "one_kv_head", "ungrouped"])
+@pytest.fixture(
+    scope="module", params=[(4, 2), (3, 1), (2, 2)], ids=["grouped", "one_kv_head", "ungrouped"]
+)
 def backbone(request: pytest.FixtureRequest) -> Qwen3Backbone:
     heads, kv_heads = request.param
     torch.manual_seed(0)
@@ -52,9 +56,13 @@ def backbone(request: pytest.FixtureRequest) -> Qwen3Backbone:
     return backbone
 
 
-def poisoned_pages(backbone: Qwen3Backbone, pages: int, dtype: torch.dtype = torch.float32) -> KVPages:
+def poisoned_pages(
+    backbone: Qwen3Backbone, pages: int, dtype: torch.dtype = torch.float32
+) -> KVPages:
     config = backbone.config
-    kv = KVPages.allocate(config.layers, pages, PAGE_ROWS, config.kv_heads, config.head_dim, dtype, CPU)
+    kv = KVPages.allocate(
+        config.layers, pages, PAGE_ROWS, config.kv_heads, config.head_dim, dtype, CPU
+    )
     for tensor in (kv.keys, kv.values, kv.scales):
         if tensor is not None:
             tensor.fill_(torch.nan)
@@ -70,7 +78,9 @@ def naive_attention_backbone(backbone: Qwen3Backbone, x_TD: Tensor) -> Tensor:
     """The same weights, one head and one query at a time, in float64."""
     config, x_TD = backbone.config, x_TD.double()
     rows, size = len(x_TD), config.head_dim
-    angles = torch.arange(rows).double()[:, None] * config.rope_theta ** (-torch.arange(0, size, 2).double() / size)
+    angles = torch.arange(rows).double()[:, None] * config.rope_theta ** (
+        -torch.arange(0, size, 2).double() / size
+    )
     turn = torch.polar(torch.ones_like(angles), angles)
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -83,17 +93,26 @@ def naive_attention_backbone(backbone: Qwen3Backbone, x_TD: Tensor) -> Tensor:
     weights = {name: value.double() for name, value in backbone.state_dict().items()}
     for i in range(config.layers):
         layer = {name: weights[f"layers.{i}.{name}.weight"] for name in _layer_names()}
-        heads_HTK = (norm(x_TD, layer["input_norm"]) @ layer["attention.qkv_proj"].T).view(rows, -1, size).unbind(1)
+        heads_HTK = (
+            (norm(x_TD, layer["input_norm"]) @ layer["attention.qkv_proj"].T)
+            .view(rows, -1, size)
+            .unbind(1)
+        )
         out: list[Tensor] = []
         for h in range(config.heads):
             g = config.heads + h // (config.heads // config.kv_heads)
             q_TK = rotate(norm(heads_HTK[h], layer["attention.q_norm"]))
             k_TK = rotate(norm(heads_HTK[g], layer["attention.k_norm"]))
             v_TK = heads_HTK[g + config.kv_heads]
-            attended = [(k_TK[: t + 1] @ q_TK[t] / math.sqrt(size)).softmax(0) @ v_TK[: t + 1] for t in range(rows)]
+            attended = [
+                (k_TK[: t + 1] @ q_TK[t] / math.sqrt(size)).softmax(0) @ v_TK[: t + 1]
+                for t in range(rows)
+            ]
             out.append(torch.stack(attended))
         x_TD = x_TD + torch.cat(out, -1) @ layer["attention.o_proj"].T
-        gate, up = (norm(x_TD, layer["post_attention_norm"]) @ layer["mlp.gate_up_proj"].T).chunk(2, -1)
+        gate, up = (norm(x_TD, layer["post_attention_norm"]) @ layer["mlp.gate_up_proj"].T).chunk(
+            2, -1
+        )
         x_TD = x_TD + (gate * gate.sigmoid() * up) @ layer["mlp.down_proj"].T
     return norm(x_TD, weights["norm.weight"])
 
@@ -112,12 +131,17 @@ def _layer_names() -> tuple[str, ...]:
 def test_the_whole_sequence_is_what_the_definition_says(backbone: Qwen3Backbone) -> None:
     x_BTD = inputs(backbone, 11)
     torch.testing.assert_close(
-        backbone(x_BTD)[0].double(), naive_attention_backbone(backbone, x_BTD[0]), rtol=1e-4, atol=1e-5
+        backbone(x_BTD)[0].double(),
+        naive_attention_backbone(backbone, x_BTD[0]),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
 @pytest.mark.parametrize("pieces", [(13,), (1,) * 13, (4, 4, 5), (3, 10), (12, 1)])
-def test_any_chunking_through_pages_is_the_whole(backbone: Qwen3Backbone, pieces: tuple[int, ...]) -> None:
+def test_any_chunking_through_pages_is_the_whole(
+    backbone: Qwen3Backbone, pieces: tuple[int, ...]
+) -> None:
     x_BTD = inputs(backbone, 13)
     kv = poisoned_pages(backbone, 8)
     table_BP = torch.tensor([[5, 2, 7, 1]])
@@ -130,13 +154,17 @@ def test_any_chunking_through_pages_is_the_whole(backbone: Qwen3Backbone, pieces
 
 
 @pytest.mark.parametrize("pieces", [(13,), (1,) * 13, (3, 10)])
-def test_pages_of_8_bits_are_the_whole_but_for_their_rounding(backbone: Qwen3Backbone, pieces: tuple[int, ...]) -> None:
+def test_pages_of_8_bits_are_the_whole_but_for_their_rounding(
+    backbone: Qwen3Backbone, pieces: tuple[int, ...]
+) -> None:
     """A row's bits do not depend on how the rows before it came: rounding is each row's own."""
     x_BTD = inputs(backbone, 13)
     kv = poisoned_pages(backbone, 8, FP8)
     out, start = [], 0
     for piece in pieces:
-        batch = PagedBatch(torch.tensor([[5, 2, 7, 1]]), torch.tensor([start]), torch.tensor([piece]))
+        batch = PagedBatch(
+            torch.tensor([[5, 2, 7, 1]]), torch.tensor([start]), torch.tensor([piece])
+        )
         out.append(backbone(x_BTD[:, start : start + piece], kv, batch))
         start += piece
     paged_BTD, whole_BTD = torch.cat(out, 1), backbone(x_BTD)
@@ -146,7 +174,9 @@ def test_pages_of_8_bits_are_the_whole_but_for_their_rounding(backbone: Qwen3Bac
     assert kv.scales[:, [3, 4, 6]].isnan().all()
 
 
-def ragged(backbone: Qwen3Backbone, padding: float, first_seed: int) -> tuple[Tensor, KVPages, PagedBatch]:
+def ragged(
+    backbone: Qwen3Backbone, padding: float, first_seed: int
+) -> tuple[Tensor, KVPages, PagedBatch]:
     """LENGTHS sequences and one padding sequence, right-padded with `padding`; unused table entries
     are scratch.
     """
@@ -155,7 +185,11 @@ def ragged(backbone: Qwen3Backbone, padding: float, first_seed: int) -> tuple[Te
     for b, length in enumerate(LENGTHS):
         x_BTD[b, :length] = inputs(backbone, length, seed=first_seed if b == 0 else 10 + b)[0]
     table_BP = torch.tensor([[3, 1, 8, 2], [4, 0, 0, 0], [7, 5, 0, 0], [0, 0, 0, 0]])
-    return x_BTD, kv, PagedBatch(table_BP, torch.zeros(4, dtype=torch.int64), torch.tensor([*LENGTHS, 0]))
+    return (
+        x_BTD,
+        kv,
+        PagedBatch(table_BP, torch.zeros(4, dtype=torch.int64), torch.tensor([*LENGTHS, 0])),
+    )
 
 
 @pytest.mark.parametrize("padding", [0.0, torch.nan, 1e30])
@@ -207,8 +241,12 @@ def test_a_prefix_that_another_sequence_cached_is_read_in_place(backbone: Qwen3B
     zero_B, ten_B, shared_B = torch.tensor([0]), torch.tensor([10]), torch.tensor([2 * PAGE_ROWS])
     backbone(x_BTD, kv, PagedBatch(torch.tensor([[1, 2, 3]]), zero_B, ten_B))
     tail_BTD = other_BTD[:, 2 * PAGE_ROWS :]
-    out_BTD = backbone(tail_BTD, kv, PagedBatch(torch.tensor([[1, 2, 4]]), shared_B, ten_B - shared_B))
-    torch.testing.assert_close(out_BTD, backbone(other_BTD)[:, 2 * PAGE_ROWS :], rtol=1e-4, atol=1e-5)
+    out_BTD = backbone(
+        tail_BTD, kv, PagedBatch(torch.tensor([[1, 2, 4]]), shared_B, ten_B - shared_B)
+    )
+    torch.testing.assert_close(
+        out_BTD, backbone(other_BTD)[:, 2 * PAGE_ROWS :], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_cache_comes_with_a_batch_or_not_at_all(backbone: Qwen3Backbone) -> None:
@@ -234,11 +272,19 @@ def test_rotations_turn_their_own_pairs() -> None:
     for j in range(size // 2):
         angles = positions / base ** (2 * j / size)
         for first, second, out in (
-            (j, j + size // 2, rotate_halves(_unit(size, j), half_rope_tables(positions, size, base, torch.float32))),
+            (
+                j,
+                j + size // 2,
+                rotate_halves(
+                    _unit(size, j), half_rope_tables(positions, size, base, torch.float32)
+                ),
+            ),
             (
                 2 * j,
                 2 * j + 1,
-                rotate_pairs(_unit(size, 2 * j), pair_rope_tables(positions, size, base, torch.float32)),
+                rotate_pairs(
+                    _unit(size, 2 * j), pair_rope_tables(positions, size, base, torch.float32)
+                ),
             ),
         ):
             wanted = torch.zeros(5, size)

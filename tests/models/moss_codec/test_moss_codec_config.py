@@ -42,17 +42,29 @@ def _full_config(name: str) -> dict[str, Any]:
     raw |= {"sampling_rate": 24000, "downsample_rate": 1920} if name == "codec1_tiny" else {}
     raw["causal_transformer_context_duration"] = 10
     raw["quantizer_kwargs"] |= {
-        "input_dim": 768, "rvq_dim": 512, "output_dim": 768, "num_quantizers": 32, "codebook_size": 1024
+        "input_dim": 768, "rvq_dim": 512, "output_dim": 768, "num_quantizers": 32,
+        "codebook_size": 1024
     }  # fmt: skip
     shared = {k: v for k, v in raw["encoder_kwargs"][1].items() if k != "context_duration"}
     encoder: list[dict[str, Any]] = []
     decoder: list[dict[str, Any]] = []
-    for patch, incoming, width, out, layers, heads, ffn, seconds in FULL_V2 if name == "codec2_tiny" else FULL_V1:
-        stage = shared | {"d_model": width, "num_layers": layers, "num_heads": heads, "dim_feedforward": ffn}
+    for patch, incoming, width, out, layers, heads, ffn, seconds in (
+        FULL_V2 if name == "codec2_tiny" else FULL_V1
+    ):
+        stage = shared | {
+            "d_model": width,
+            "num_layers": layers,
+            "num_heads": heads,
+            "dim_feedforward": ffn,
+        }
         stage |= {} if seconds is None else {"context_duration": seconds}
         patcher = {"module_type": "PatchedPretransform", "patch_size": patch}
         encoder += [patcher, stage | {"input_dimension": incoming, "output_dimension": out}]
-        decoder = [stage | {"input_dimension": out, "output_dimension": incoming}, patcher, *decoder]
+        decoder = [
+            stage | {"input_dimension": out, "output_dimension": incoming},
+            patcher,
+            *decoder,
+        ]
     return raw | {"encoder_kwargs": encoder, "decoder_kwargs": decoder}
 
 
@@ -87,7 +99,8 @@ def test_full_size_model(name: str) -> None:
     with torch.device("meta"):
         codec = MossCodec(config)
     counts = {
-        part: sum(p.numel() for p in codec.get_submodule(part).parameters()) for part in notes["full_size_params"]
+        part: sum(p.numel() for p in codec.get_submodule(part).parameters())
+        for part in notes["full_size_params"]
     }
     assert counts == notes["full_size_params"]
     table = codec_weight_table(config)
@@ -100,7 +113,9 @@ def test_linear_weights_follow_compute_dtype() -> None:
     config = MossCodecConfig.from_dict(raw_config("codec2_tiny") | {"compute_dtype": "bf16"})
     for entry in codec_weight_table(config):
         linear = entry.parameter.endswith("_proj.weight") or ".ffn_" in entry.parameter
-        assert entry.dtype == (torch.bfloat16 if linear and "quantizer" not in entry.parameter else torch.float32)
+        assert entry.dtype == (
+            torch.bfloat16 if linear and "quantizer" not in entry.parameter else torch.float32
+        )
 
 
 ALIASES = {
@@ -127,7 +142,9 @@ def test_older_tensor_names_load(tmp_path: Path) -> None:
     load_weights(codec, tmp_path, codec_weight_table(v2.codec.config), device=torch.device("cpu"))
     codec.finalize()
     assert len(set(renamed) - set(stored)) > 100
-    assert all(torch.equal(a, b) for a, b in zip(codec.parameters(), v2.codec.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(codec.parameters(), v2.codec.parameters(), strict=True)
+    )
 
 
 def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -164,19 +181,27 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (_set("decoder_kwargs.5.patch_size", 6), r"decoder_kwargs multiply to 24"),
         (_set("encoder_kwargs.1.norm", "rms_norm"), r"encoder_kwargs\[1\].norm"),
         (_set("encoder_kwargs.1.gating", "silu"), r"encoder_kwargs\[1\].gating"),
-        (_set("encoder_kwargs.1.positional_embedding", "sin"), r"encoder_kwargs\[1\].positional_embedding"),
+        (
+            _set("encoder_kwargs.1.positional_embedding", "sin"),
+            r"encoder_kwargs\[1\].positional_embedding",
+        ),
         (_set("encoder_kwargs.1.causal", False), r"encoder_kwargs\[1\].causal"),
         (_set("encoder_kwargs.1.qk_norm", True), r"encoder_kwargs\[1\].qk_norm"),
         (_set("encoder_kwargs.1.num_heads", 3), r"encoder_kwargs\[1\].num_heads 3"),
         (_set("encoder_kwargs.1.num_heads", 32), r"encoder_kwargs\[1\].num_heads 32"),
         (_set("encoder_kwargs.3.input_dimension", 16), r"encoder_kwargs\[3\].input_dimension"),
         (_set("encoder_kwargs.1.context_duration", 0.001), r"encoder_kwargs\[1\].context_duration"),
-        (_set("decoder_kwargs.0.output_dimension", 49), r"decoder_kwargs\[1\].patch_size 2 does not divide"),
+        (
+            _set("decoder_kwargs.0.output_dimension", 49),
+            r"decoder_kwargs\[1\].patch_size 2 does not divide",
+        ),
         (_set("decoder_kwargs.4.output_dimension", 24), "decoder_kwargs end 2 wide"),
         (_set("encoder_kwargs", KeyError), "encoder_kwargs"),
     ],
 )
-def test_what_cannot_run_names_the_key(change: Callable[[dict[str, Any]], None], message: str) -> None:
+def test_what_cannot_run_names_the_key(
+    change: Callable[[dict[str, Any]], None], message: str
+) -> None:
     raw = raw_config("codec2_tiny")
     change(raw)
     with pytest.raises(ConfigError, match=message):

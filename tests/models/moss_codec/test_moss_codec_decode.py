@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from hocket.models.codec import WHOLE_CHUNK_FRAMES
-from tests.support.moss_codec_helpers import TOLERANCE, assert_same, golden, poison, stream, whole_wave
+from tests.support.moss_codec_helpers import (
+    TOLERANCE,
+    assert_same,
+    golden,
+    poison,
+    stream,
+    whole_wave,
+)
 
 
 def test_lookup_is_both_projections_folded() -> None:
@@ -47,7 +54,9 @@ def test_every_golden_schedule(schedule: str) -> None:
     assert_same(wave_CS, v2.tensors[f"stream/{schedule}"])
     assert_same(wave_CS, v2.tensors["decode/offline"])
     legacy_CS = v2.tensors[f"ring/{schedule}"]
-    assert (wave_CS - legacy_CS).abs().max() > 0.5, "the legacy ring forgets context; exact streaming must differ"
+    assert (wave_CS - legacy_CS).abs().max() > 0.5, (
+        "the legacy ring forgets context; exact streaming must differ"
+    )
 
 
 @pytest.mark.parametrize(("seconds", "frames"), [("0.08", 1), ("0.24", 3), ("0.64", 8)])
@@ -72,7 +81,9 @@ def test_golden_batch_plan(name_all_rows: bool) -> None:
     waves: list[list[Tensor]] = [[], []]
     for frames, active in v2.notes["batch_plan"]:
         rows = [0, 1] if name_all_rows else [row for row in (1, 0) if active[row]]
-        chunk_BTN = torch.stack([(codes[r][done[r] :][:frames] if active[r] else codes[r][:frames]) for r in rows])
+        chunk_BTN = torch.stack(
+            [(codes[r][done[r] :][:frames] if active[r] else codes[r][:frames]) for r in rows]
+        )
         counts_B = torch.tensor([frames * active[row] for row in rows])
         wave_BCS = v2.codec.decode(chunk_BTN, state, torch.tensor(rows), counts_B)
         for wave_CS, row in zip(wave_BCS, rows, strict=True):

@@ -31,13 +31,18 @@ def test_bf16_weights_stay_near_float32() -> None:
     assert wave_CS.dtype == torch.float32
     assert 1e-4 < _relative_rms(wave_CS, v2.tensors["decode/offline"]) < BF16_RELATIVE_RMS
     for schedule in ([1] * 45, [5] * 9):
-        assert _relative_rms(stream(codec, codes_TN, schedule), v2.tensors["decode/offline"]) < BF16_RELATIVE_RMS
+        assert (
+            _relative_rms(stream(codec, codes_TN, schedule), v2.tensors["decode/offline"])
+            < BF16_RELATIVE_RMS
+        )
 
 
 def test_bf16_keeps_keys_in_bf16_and_the_residual_in_float32() -> None:
     codec = _bf16()
     state = codec.new_decoder_state(1, 1)
-    assert {ring.keys.dtype for stage in state.stages if stage is not None for ring in stage.layers} == {torch.bfloat16}
+    assert {
+        ring.keys.dtype for stage in state.stages if stage is not None for ring in stage.layers
+    } == {torch.bfloat16}
     seen: list[torch.dtype] = []
     codec.decoder[0].get_submodule("layers.0.in_proj").register_forward_pre_hook(
         lambda module, inputs: seen.append(inputs[0].dtype)
@@ -65,7 +70,9 @@ def test_quantizer_stays_float32_under_autocast() -> None:
     v2 = golden("codec2_tiny")
     latent_BTD = v2.tensors["encode/latent0"].T[None]
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(v2.codec.quantizer.encode(latent_BTD, 12)[0].T, v2.tensors["encode/codes0"])
+        assert torch.equal(
+            v2.codec.quantizer.encode(latent_BTD, 12)[0].T, v2.tensors["encode/codes0"]
+        )
 
 
 def test_whole_sequences_are_differentiable() -> None:
@@ -83,7 +90,9 @@ def test_whole_sequences_are_differentiable() -> None:
     direction_BCS = gradients[0] / gradients[0].norm()
     with torch.no_grad():
         ends = [
-            codec.decode_latent(codec.encode_latent(samples_BCS + step * direction_BCS)).square().mean()
+            codec.decode_latent(codec.encode_latent(samples_BCS + step * direction_BCS))
+            .square()
+            .mean()
             for step in (1e-2, -1e-2)
         ]
     torch.testing.assert_close((ends[0] - ends[1]) / 2e-2, gradients[0].norm(), rtol=2e-2, atol=0)
@@ -109,4 +118,6 @@ def test_tables_follow_changed_codebooks() -> None:
     assert torch.equal(quantizer.decode(codes_BTN), before_BTD)
     quantizer.build_tables()
     summed = sum(level(codes_BTN[..., i]) for i, level in enumerate(quantizer.levels[:3]))
-    torch.testing.assert_close(quantizer.decode(codes_BTN), quantizer.output_proj(summed), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        quantizer.decode(codes_BTN), quantizer.output_proj(summed), rtol=2e-5, atol=2e-5
+    )

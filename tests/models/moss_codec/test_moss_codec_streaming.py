@@ -25,7 +25,13 @@ from tests.support.moss_codec_helpers import (
 
 SHAPES: dict[str, dict[str, Any]] = {
     "mono-v2": chain_config(
-        channels=1, patches=[4, 2], widths=[16, 24], heads=2, layers=1, contexts=[5, 3], n_codebooks=5
+        channels=1,
+        patches=[4, 2],
+        widths=[16, 24],
+        heads=2,
+        layers=1,
+        contexts=[5, 3],
+        n_codebooks=5,
     ),
     "stereo-deep": chain_config(
         channels=2,
@@ -40,10 +46,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         channels=3, patches=[3, 2], widths=[8, 8], heads=1, layers=2, contexts=[3, 7], n_codebooks=4
     ),
     "v1-without-equal-projections": chain_config(
-        channels=None, patches=[16, 2], widths=[16, 12], heads=2, layers=2, contexts=[20, 10], n_codebooks=3
+        channels=None,
+        patches=[16, 2],
+        widths=[16, 12],
+        heads=2,
+        layers=2,
+        contexts=[20, 10],
+        n_codebooks=3,
     ),
     "one-token-contexts": chain_config(
-        channels=2, patches=[4, 2], widths=[16, 16], heads=2, layers=2, contexts=[1, 1], n_codebooks=2
+        channels=2,
+        patches=[4, 2],
+        widths=[16, 16],
+        heads=2,
+        layers=2,
+        contexts=[1, 1],
+        n_codebooks=2,
     ),
 }
 
@@ -66,7 +84,9 @@ def test_every_length_around_the_contexts(codec: MossCodec) -> None:
     codes_TN = random_codes(codec, 14, codec.config.n_codebooks)
     wave_CS = stream(codec, codes_TN, [3, 3, 3, 3, 2])
     for frames in range(1, 15):
-        assert_same(whole_wave(codec, codes_TN[:frames]), wave_CS[:, : frames * codec.config.frame_samples])
+        assert_same(
+            whole_wave(codec, codes_TN[:frames]), wave_CS[:, : frames * codec.config.frame_samples]
+        )
 
 
 def test_a_prefix_of_the_codebooks(codec: MossCodec) -> None:
@@ -80,8 +100,19 @@ def test_padding_leaves_no_trace(codec: MossCodec) -> None:
     other codes.
     """
     longest = 6
-    counts = [(6, 1, 0), (1, 6, 3), (5, 2, 6), (0, 6, 1), (6, 0, 6), (2, 5, 4), (6, 6, 6), (1, 1, 1)]
-    codes_RTN = random_codes(codec, 3, sum(max(c) for c in counts) + longest, codec.config.n_codebooks)
+    counts = [
+        (6, 1, 0),
+        (1, 6, 3),
+        (5, 2, 6),
+        (0, 6, 1),
+        (6, 0, 6),
+        (2, 5, 4),
+        (6, 6, 6),
+        (1, 1, 1),
+    ]
+    codes_RTN = random_codes(
+        codec, 3, sum(max(c) for c in counts) + longest, codec.config.n_codebooks
+    )
     noise_TN = random_codes(codec, longest, codec.config.n_codebooks, seed=99)
     state = poison(codec.new_decoder_state(4, longest))
     rows_B = torch.tensor([3, 0, 2])
@@ -131,7 +162,9 @@ def test_encoder_padding_and_rows(codec: MossCodec) -> None:
     for codes_TN, samples_CS in zip(codec.encode_batch(samples), samples, strict=True):
         with torch.no_grad():
             latent_BTD = codec.encode_latent(samples_CS[None])
-        assert torch.equal(codes_TN, codec.quantizer.encode(latent_BTD, codec.config.n_codebooks)[0])
+        assert torch.equal(
+            codes_TN, codec.quantizer.encode(latent_BTD, codec.config.n_codebooks)[0]
+        )
 
 
 def test_a_poisoned_neighbour_row_is_harmless() -> None:
@@ -149,7 +182,9 @@ def test_state_bytes_follow_context_and_chunk() -> None:
     codec = golden("codec2_tiny").codec
     # Decoder stages: 3 layers x 48 x (8 + 4), 2 x 32 x (10 + 8), 2 x 32 x (16 + 16); keys and
     # values, float32, 5 rows.
-    assert codec.new_decoder_state(5, 4).nbytes == 5 * 2 * 4 * (3 * 48 * 12 + 2 * 32 * 18 + 2 * 32 * 32)
+    assert codec.new_decoder_state(5, 4).nbytes == 5 * 2 * 4 * (
+        3 * 48 * 12 + 2 * 32 * 18 + 2 * 32 * 32
+    )
 
 
 def test_bad_calls_say_what_is_wrong() -> None:
@@ -157,11 +192,15 @@ def test_bad_calls_say_what_is_wrong() -> None:
     state, row_B = codec.new_decoder_state(2, 4), torch.tensor([0])
     codes_BTN = random_codes(codec, 1, 4, 12)
 
-    def fails(match: str, codes: torch.Tensor = codes_BTN, rows: torch.Tensor = row_B, counts: Any = None) -> None:
+    def fails(
+        match: str, codes: torch.Tensor = codes_BTN, rows: torch.Tensor = row_B, counts: Any = None
+    ) -> None:
         with pytest.raises(InvalidRequestError, match=match):
             codec.decode(codes, state, rows, counts)
 
-    fails("codes must be 0 .. 63, got .* 64", codes_BTN.clone().index_fill_(2, torch.tensor([11]), 64))
+    fails(
+        "codes must be 0 .. 63, got .* 64", codes_BTN.clone().index_fill_(2, torch.tensor([11]), 64)
+    )
     fails("codes must be 0 .. 63, got -1", codes_BTN.clone().index_fill_(2, torch.tensor([0]), -1))
     fails(r"int64 \[batch, frames, codebooks\]", codes_BTN[0])
     fails("int64", codes_BTN.float())

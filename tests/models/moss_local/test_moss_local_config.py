@@ -42,7 +42,9 @@ def changed(raw: dict[str, Any], **changes: object) -> dict[str, Any]:
     raw = copy.deepcopy(raw)
     for path, value in changes.items():
         section, _, key = path.rpartition("__")
-        for target in [raw[name] for name in SECTIONS[section] if name in raw] if section else [raw]:
+        for target in (
+            [raw[name] for name in SECTIONS[section] if name in raw] if section else [raw]
+        ):
             if value is REMOVED:
                 del target[key]
             else:
@@ -59,7 +61,11 @@ def test_the_golden_file(raw: dict[str, Any]) -> None:
     assert (config.depth.layers, config.depth.heads, config.depth.positions) == (1, 4, 12)
     assert config.audio_codebook_sizes == (64,) * 12
     assert config.audio_pad_code == 64
-    assert (config.pad_token_id, config.im_start_token_id, config.im_end_token_id) == (276, 277, 278)
+    assert (config.pad_token_id, config.im_start_token_id, config.im_end_token_id) == (
+        276,
+        277,
+        278,
+    )
     assert (config.audio_start_token_id, config.audio_end_token_id) == (279, 280)
     assert (config.audio_user_slot_token_id, config.audio_assistant_slot_token_id) == (281, 282)
     assert config.sampling_rate == 300
@@ -76,16 +82,30 @@ def test_the_golden_file(raw: dict[str, Any]) -> None:
         ({"qwen3__rope_parameters": None, "qwen3__rope_scaling": None}, 1e6),
     ],
 )
-def test_where_theta_is_found(raw: dict[str, Any], changes: dict[str, object], theta: float) -> None:
+def test_where_theta_is_found(
+    raw: dict[str, Any], changes: dict[str, object], theta: float
+) -> None:
     assert MossLocalConfig.from_dict(changed(raw, **changes)).backbone.rope_theta == theta
 
 
 def test_defaults_and_overrides(raw: dict[str, Any]) -> None:
     config = MossLocalConfig.from_dict(
-        changed(raw, language_config=REMOVED, local_transformer_layers=3, gpt2__rope_base=REMOVED, gpt2__n_inner=None)
+        changed(
+            raw,
+            language_config=REMOVED,
+            local_transformer_layers=3,
+            gpt2__rope_base=REMOVED,
+            gpt2__n_inner=None,
+        )
     )
-    assert (config.depth.layers, config.depth.rope_base, config.depth.intermediate_size) == (3, 1e4, 256)
-    unset = changed(raw, local_transformer_layers=REMOVED, gpt2__n_layer=2, audio_codebook_sizes=REMOVED)
+    assert (config.depth.layers, config.depth.rope_base, config.depth.intermediate_size) == (
+        3,
+        1e4,
+        256,
+    )
+    unset = changed(
+        raw, local_transformer_layers=REMOVED, gpt2__n_layer=2, audio_codebook_sizes=REMOVED
+    )
     config = MossLocalConfig.from_dict(unset)
     assert (config.depth.layers, config.audio_codebook_sizes) == (2, (64,) * 12)
 
@@ -99,7 +119,10 @@ def test_defaults_and_overrides(raw: dict[str, Any]) -> None:
         ({"gpt2_config": REMOVED}, "gpt2_config: Field required"),
         ({"language__num_hidden_layers": 4}, "qwen3_config and language_config contradict"),
         ({"qwen3__rope_theta": 1e4}, r"rope_theta is given as 10000\.0 and 1000000\.0"),
-        ({"qwen3__rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, r"rope_parameters\.rope_type: .*'yarn'"),
+        (
+            {"qwen3__rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            r"rope_parameters\.rope_type: .*'yarn'",
+        ),
         ({"qwen3__rope_scaling": {"type": "linear"}}, r"rope_scaling\.type: .*'linear'"),
         ({"qwen3__attention_bias": True}, r"attention_bias: .*True"),
         ({"qwen3__use_sliding_window": True}, "use_sliding_window"),
@@ -123,7 +146,10 @@ def test_defaults_and_overrides(raw: dict[str, Any]) -> None:
         ({"n_vq": 0}, "n_vq"),
         ({"audio_pad_code": 65}, "audio_pad_token_id and audio_pad_code contradict"),
         ({"audio_pad_code": 63, "audio_pad_token_id": 63}, "pad code 63 is a code"),
-        ({"audio_pad_code": REMOVED, "audio_pad_token_id": REMOVED}, "audio_pad_token_id is missing"),
+        (
+            {"audio_pad_code": REMOVED, "audio_pad_token_id": REMOVED},
+            "audio_pad_token_id is missing",
+        ),
         ({"audio_end_token_id": 320}, "special id 320 lies outside"),
         ({"audio_start_token_id": REMOVED}, "audio_start_token_id: Field required"),
         ({"audio_assistant_gen_slot_token_id": 281}, "audio_assistant_slot_token_id contradict"),
@@ -140,7 +166,9 @@ def test_what_is_refused(raw: dict[str, Any], changes: dict[str, object], words:
 def test_deeper_depth_and_unequal_codebooks(raw: dict[str, Any]) -> None:
     """The table fills every parameter exactly, and all paths run on such a model."""
     sizes = [64, 48, *[32] * 10]
-    config = MossLocalConfig.from_dict(changed(raw, local_transformer_layers=2, audio_codebook_sizes=sizes))
+    config = MossLocalConfig.from_dict(
+        changed(raw, local_transformer_layers=2, audio_codebook_sizes=sizes)
+    )
     torch.manual_seed(0)
     talker = MossLocalTalker(config).requires_grad_(False)
     rows: dict[str, int] = {}
@@ -157,9 +185,13 @@ def test_deeper_depth_and_unequal_codebooks(raw: dict[str, Any]) -> None:
     steps = torch.stack([talker.depth.step(x_BPD[:, k], k, cache) for k in range(12)], 1)
     torch.testing.assert_close(steps, talker.depth(x_BPD), rtol=1e-4, atol=1e-5)
 
-    sampling = sampling_batch([ResolvedSampling(DrawParams(temperature=100.0, repetition_penalty=2.0))] * 500)
+    sampling = sampling_batch(
+        [ResolvedSampling(DrawParams(temperature=100.0, repetition_penalty=2.0))] * 500
+    )
     frame_B = torch.zeros(500, dtype=torch.int64)
-    _, codes_BN = talker.frame(torch.randn(500, 64), sampling, frame_B, torch.ones(500, 12, 64, dtype=torch.bool))
+    _, codes_BN = talker.frame(
+        torch.randn(500, 64), sampling, frame_B, torch.ones(500, 12, 64, dtype=torch.bool)
+    )
     for k, size in enumerate(sizes):
         assert 0.8 * size < codes_BN[:, k].max().item() < size
 

@@ -25,7 +25,9 @@ from tests.support import paths
 
 TINY = paths.GOLDEN / "local_tiny"
 GOLDEN: dict[str, Any] = json.loads((TINY / "golden_prompts.json").read_text())
-TENSORS = {name: tensor.numpy() for name, tensor in load_file(TINY / "golden_prompts.safetensors").items()}
+TENSORS = {
+    name: tensor.numpy() for name, tensor in load_file(TINY / "golden_prompts.safetensors").items()
+}
 CONFIG = MossLocalConfig.from_dict(json.loads((TINY / "config.json").read_text()))
 TOKENIZER = TextTokenizer.load(TINY, vocab_size=CONFIG.vocab_size)
 PROMPT = MossLocalPrompt(CONFIG, TOKENIZER)
@@ -78,13 +80,16 @@ def test_the_default_join_of_a_continuation_is_a_space() -> None:
     reference = codes()
     built = PROMPT.build(request([reference], reference_text="None of this."), [reference])
     spelled = PROMPT.build(
-        request([reference], reference_text="None of this. Hello", text=" world.", join=""), [reference]
+        request([reference], reference_text="None of this. Hello", text=" world.", join=""),
+        [reference],
     )
     assert np.array_equal(built.rows, spelled.rows)
 
 
 def test_blank_fields_and_the_text_around_them() -> None:
-    blank = request(instruction=" \n", quality="", sound_event="\t", ambient_sound=" ", language="  ")
+    blank = request(
+        instruction=" \n", quality="", sound_event="\t", ambient_sound=" ", language="  "
+    )
     assert np.array_equal(PROMPT.build(blank, []).rows, PROMPT.build(request(), []).rows)
     padded = PROMPT.build(request(text=" Hello world.\n"), []).rows
     assert len(padded) > len(PROMPT.build(request(), []).rows)
@@ -94,7 +99,8 @@ def test_codebooks_beyond_the_models_are_left_out() -> None:
     wide = codes(3, N_VQ + 4)
     wide[:, N_VQ:] = 10**6
     narrow = np.ascontiguousarray(wide[:, :N_VQ]).astype(np.uint8)
-    assert np.array_equal(PROMPT.build(request([wide]), [wide]).rows, PROMPT.build(request([narrow]), [narrow]).rows)  # type: ignore[list-item]
+    narrow_rows = PROMPT.build(request([narrow]), [narrow]).rows  # type: ignore[list-item]
+    assert np.array_equal(PROMPT.build(request([wide]), [wide]).rows, narrow_rows)
     prefix_FN = PROMPT.build(request([wide], reference_text="So."), [wide]).prefix_codes
     assert np.array_equal(prefix_FN, narrow)
 
@@ -108,7 +114,10 @@ def with_code(code: int, codebook: int) -> NDArray[np.int64]:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (codes(2, N_VQ - 1), r"reference 2: int64 codes of the shape \(2, 11\); .*at least 12 codebooks"),
+        (
+            codes(2, N_VQ - 1),
+            r"reference 2: int64 codes of the shape \(2, 11\); .*at least 12 codebooks",
+        ),
         (codes(0), r"shape \(0, 12\)"),
         (codes()[0], r"shape \(12,\)"),
         (codes() * 1.0, "float64 codes"),
@@ -116,7 +125,9 @@ def with_code(code: int, codebook: int) -> NDArray[np.int64]:
         (with_code(-1, 0), "code -1 in codebook 0 of frame 1"),
     ],
 )
-def test_codes_that_the_model_does_not_have_are_refused(reference: NDArray[np.int64], message: str) -> None:
+def test_codes_that_the_model_does_not_have_are_refused(
+    reference: NDArray[np.int64], message: str
+) -> None:
     both = [codes(), reference]
     with pytest.raises(InvalidRequestError, match=message) as caught:
         PROMPT.build(request(both), both)
@@ -130,7 +141,14 @@ def test_fields_of_other_families_are_refused(fields: dict[str, Any]) -> None:
         check_fields(SpeechRequest(text="a", **fields), PROMPT.takes)
     assert caught.value.param == name
     own = SpeechRequest(
-        text="a", language="en", instruction="b", quality="c", sound_event="d", ambient_sound="e", tokens=1, join=" "
+        text="a",
+        language="en",
+        instruction="b",
+        quality="c",
+        sound_event="d",
+        ambient_sound="e",
+        tokens=1,
+        join=" ",
     )
     check_fields(own, PROMPT.takes)
 
@@ -172,7 +190,9 @@ def test_fields_of_other_families_are_refused(fields: dict[str, Any]) -> None:
         ("我用iPhone", "Mac也好", " "),
     ],
 )
-def test_a_space_goes_only_where_both_scripts_have_one(before: str, after: str, wanted: str) -> None:
+def test_a_space_goes_only_where_both_scripts_have_one(
+    before: str, after: str, wanted: str
+) -> None:
     assert join_texts(before, after, None) == before + wanted + after
 
 
@@ -187,7 +207,11 @@ SPECIAL_IDS = set(GOLDEN["special_ids"].values())
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(st.text(max_size=20), st.sampled_from(list(GOLDEN["special_ids"]))), max_size=6))
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=20), st.sampled_from(list(GOLDEN["special_ids"]))), max_size=6
+    )
+)
 def test_no_text_spells_a_special_id(parts: list[str]) -> None:
     assert not SPECIAL_IDS & set(TOKENIZER.encode("".join(parts)))
 
@@ -196,9 +220,15 @@ def test_no_text_spells_a_special_id(parts: list[str]) -> None:
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(str.strip))
 def test_a_prompt_has_the_same_special_ids_for_every_text(text: str) -> None:
     def special_ids(built: SpeechRequest) -> list[int]:
-        return [text_id for text_id in PROMPT.build(built, []).rows[:, 0].tolist() if text_id in SPECIAL_IDS]
+        return [
+            text_id
+            for text_id in PROMPT.build(built, []).rows[:, 0].tolist()
+            if text_id in SPECIAL_IDS
+        ]
 
-    assert special_ids(request(text=f"{text}<|im_end|>{text}", language="<|audio_start|>")) == special_ids(request())
+    assert special_ids(
+        request(text=f"{text}<|im_end|>{text}", language="<|audio_start|>")
+    ) == special_ids(request())
 
 
 def tokenizer_of(folder: Path, **changes: Any) -> TextTokenizer:
@@ -222,18 +252,30 @@ def test_added_tokens_of_both_kinds_are_plain_text(tmp_path: Path) -> None:
 
 
 def test_a_special_token_among_the_ordinary_ones_is_plain_text(tmp_path: Path) -> None:
-    vocab = json.loads((TINY / "tokenizer.json").read_text())["model"]["vocab"] | {"<|im_end|>": 300}
+    vocab = json.loads((TINY / "tokenizer.json").read_text())["model"]["vocab"] | {
+        "<|im_end|>": 300
+    }
     tokens = [added("<|im_end|>", 300, special=True)]
-    found = tokenizer_of(tmp_path, added_tokens=tokens, model={"vocab": vocab, "ignore_merges": True})
+    found = tokenizer_of(
+        tmp_path, added_tokens=tokens, model={"vocab": vocab, "ignore_merges": True}
+    )
     assert 300 not in found.encode("<|im_end|>")
 
 
 def test_nothing_is_added_cut_or_padded_and_the_normaliser_stays(tmp_path: Path) -> None:
     ends = {"<|im_end|>": {"id": "<|im_end|>", "ids": [278], "tokens": ["<|im_end|>"]}}
-    template = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}]
+    template = [
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}},
+    ]
     found = tokenizer_of(
         tmp_path,
-        post_processor={"type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": ends},
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": template,
+            "pair": template,
+            "special_tokens": ends,
+        },
         truncation={"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
         padding={
             "strategy": {"Fixed": 64},
@@ -256,14 +298,19 @@ def test_nothing_is_added_cut_or_padded_and_the_normaliser_stays(tmp_path: Path)
         ("{", "is not valid JSON"),
         ("[]", "is not a byte-pair tokenizer"),
         ("{}", "is not a byte-pair tokenizer"),
-        ('{"version": "1.0", "model": {"type": "WordLevel", "vocab": {}}}', "is not a byte-pair tokenizer"),
+        (
+            '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {}}}',
+            "is not a byte-pair tokenizer",
+        ),
         (
             '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}',
             "is not a byte-pair tokenizer",
         ),
     ],
 )
-def test_broken_tokenizer_files_are_refused_by_name(tmp_path: Path, content: str | None, message: str) -> None:
+def test_broken_tokenizer_files_are_refused_by_name(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CheckpointError, match=message) as caught:

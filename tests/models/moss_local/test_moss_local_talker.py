@@ -47,7 +47,9 @@ def load_talker(dtype: torch.dtype) -> MossLocalTalker:
     config = MossLocalConfig.from_dict(json.loads((GOLDEN / "config.json").read_text()))
     with torch.device("meta"):
         talker = MossLocalTalker(config)
-    load_weights(talker, GOLDEN, talker_weight_table(config, dtype), tied=tied_copies(config), device=CPU)
+    load_weights(
+        talker, GOLDEN, talker_weight_table(config, dtype), tied=tied_copies(config), device=CPU
+    )
     return talker.eval()
 
 
@@ -72,7 +74,13 @@ class Pages:
         each = -(-rows // page_rows)
         total = sequences * each
         self.kv = KVPages.allocate(
-            config.layers, 1 + total, page_rows, config.kv_heads, config.head_dim, torch.float32, CPU
+            config.layers,
+            1 + total,
+            page_rows,
+            config.kv_heads,
+            config.head_dim,
+            torch.float32,
+            CPU,
         )
         self.kv.keys.fill_(torch.nan)
         self.kv.values.fill_(torch.nan)
@@ -88,7 +96,9 @@ class Pages:
 
     def rows(self, layer: int, sequence: int, count: int) -> tuple[Tensor, Tensor]:
         table_P = self.table_BP[sequence]
-        keys, values = (pages[layer, table_P].flatten(0, 1)[:count] for pages in (self.kv.keys, self.kv.values))
+        keys, values = (
+            pages[layer, table_P].flatten(0, 1)[:count] for pages in (self.kv.keys, self.kv.values)
+        )
         return keys, values
 
 
@@ -145,10 +155,14 @@ def generate(
                 frames[b].append(codes_BN[b])
         seen_BNV.scatter_(2, codes_BN[..., None], True)
         counts = [int(going) for going in running]
-        starts = [length + frame if going else 0 for length, going in zip(lengths, running, strict=True)]
+        starts = [
+            length + frame if going else 0 for length, going in zip(lengths, running, strict=True)
+        ]
         x_B1D = talker.embed_frame(codes_BN, slot_of(talker).expand(len(prompts)))[:, None]
         hidden_BD = talker.backbone(x_B1D, pages.kv, pages.batch(starts, counts))[:, 0]
-    return [torch.stack(rows) if rows else torch.empty(0, n_vq, dtype=torch.int64) for rows in frames]
+    return [
+        torch.stack(rows) if rows else torch.empty(0, n_vq, dtype=torch.int64) for rows in frames
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -175,7 +189,9 @@ def test_inputs_and_layers(talker: MossLocalTalker, golden: dict[str, Tensor], c
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("page_rows", "chunk"), [(1, 1000), (7, 64), (16, 1000), (64, 33), (256, 1)])
+@pytest.mark.parametrize(
+    ("page_rows", "chunk"), [(1, 1000), (7, 64), (16, 1000), (64, 33), (256, 1)]
+)
 def test_greedy_frames_whatever_the_pages_and_chunks(
     talker: MossLocalTalker, golden: dict[str, Tensor], case: str, page_rows: int, chunk: int
 ) -> None:
@@ -185,11 +201,17 @@ def test_greedy_frames_whatever_the_pages_and_chunks(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_frames_with_a_repetition_penalty(talker: MossLocalTalker, golden: dict[str, Tensor], case: str) -> None:
-    frames = generate(talker, [golden[f"{case}/input_ids"]], alike(1, repetition_penalty=1.5), max_frames=12)
+def test_greedy_frames_with_a_repetition_penalty(
+    talker: MossLocalTalker, golden: dict[str, Tensor], case: str
+) -> None:
+    frames = generate(
+        talker, [golden[f"{case}/input_ids"]], alike(1, repetition_penalty=1.5), max_frames=12
+    )
     wanted = golden[f"{case}/greedy_frames_reppen1.5"]
     assert torch.equal(frames[0], wanted)
-    assert not torch.equal(wanted, golden[f"{case}/greedy_frames"][: len(wanted)])  # the penalty matters here
+    assert not torch.equal(
+        wanted, golden[f"{case}/greedy_frames"][: len(wanted)]
+    )  # the penalty matters here
 
 
 @pytest.mark.parametrize("chunk", [1000, 40])
@@ -218,7 +240,9 @@ def test_teacher_forced_frames_stepwise_and_whole(
     frames_FN, local_FND = golden[f"{case}/greedy_frames"], golden[f"{case}/step_local_hidden"]
     hidden_FD = golden[f"{case}/step_hidden"]  # one more than the frames: the last one stops
     count, n_vq = frames_FN.shape
-    inputs_FND = torch.stack([hidden_FD[:count], *(talker.codebook(k)[frames_FN[:, k]] for k in range(n_vq - 1))], 1)
+    inputs_FND = torch.stack(
+        [hidden_FD[:count], *(talker.codebook(k)[frames_FN[:, k]] for k in range(n_vq - 1))], 1
+    )
     assert_close(talker.depth(inputs_FND), local_FND)
     cache = talker.depth.new_cache(count, torch.float32, CPU)
     cache.keys.fill_(torch.nan)
@@ -242,7 +266,9 @@ def test_teacher_forced_hidden_states_stepwise_and_whole(
     whole_TD = talker.backbone(talker.embed(rows_TR[None]))[0]
     assert_close(whole_TD[len(prompt) - 1 :], wanted_FD)
     pages = Pages(talker, 1, len(rows_TR), 16)
-    hidden = talker.backbone(talker.embed(prompt[None]), pages.kv, pages.batch([0], [len(prompt)]))[:, -1]
+    hidden = talker.backbone(talker.embed(prompt[None]), pages.kv, pages.batch([0], [len(prompt)]))[
+        :, -1
+    ]
     for frame, codes_N in enumerate(frames_FN):
         assert_close(hidden[0], wanted_FD[frame])
         x_B1D = talker.embed_frame(codes_N[None], slot_of(talker))[:, None]
@@ -303,9 +329,14 @@ def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
     ]
     stop_temperatures = [9.0, 1.0, 4.0, 0.3, 1.0, 6.0]
     sampling = sampling_batch(
-        [ResolvedSampling(row, stop_temperature=stop) for row, stop in zip(codes, stop_temperatures, strict=True)]
+        [
+            ResolvedSampling(row, stop_temperature=stop)
+            for row, stop in zip(codes, stop_temperatures, strict=True)
+        ]
     )
-    code_args = DrawArgs(*(torch.tensor(column) for column in zip(*map(astuple, codes), strict=True)))
+    code_args = DrawArgs(
+        *(torch.tensor(column) for column in zip(*map(astuple, codes), strict=True))
+    )
     ones_B, zeros_B = torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
     # Greedy codes, greedy decision.
     stop_args = DrawArgs(torch.tensor([0.0, *stop_temperatures[1:]]), ones_B, zeros_B, ones_B)
@@ -314,11 +345,15 @@ def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
         frame_B = torch.arange(rows) + frame
         stop_B, codes_BN = talker.frame(hidden_BD, sampling, frame_B, seen_BNV)
         assert codes_BN.shape == (rows, n_vq)
-        inputs_BND = torch.stack([hidden_BD, *(talker.codebook(k)[codes_BN[:, k]] for k in range(n_vq - 1))], 1)
+        inputs_BND = torch.stack(
+            [hidden_BD, *(talker.codebook(k)[codes_BN[:, k]] for k in range(n_vq - 1))], 1
+        )
         y_BND, u_BK = talker.depth(inputs_BND), uniforms(sampling.seed_B, frame_B, n_vq + 1)
         for k in range(n_vq):
             logits_BV = talker.code_logits(y_BND[:, k], k)
-            assert torch.equal(codes_BN[:, k], draw_at(logits_BV, code_args, u_BK[:, k], seen_BNV[:, k]))
+            assert torch.equal(
+                codes_BN[:, k], draw_at(logits_BV, code_args, u_BK[:, k], seen_BNV[:, k])
+            )
         logits_B2 = talker.stop_logits(y_BND[:, 0])
         decision_B = draw_at(logits_B2, stop_args, u_BK[:, n_vq])
         assert torch.equal(stop_B, decision_B == 1)
@@ -327,7 +362,9 @@ def test_a_frame_is_its_draws_one_by_one(talker: MossLocalTalker) -> None:
 
 
 def test_a_drawn_frame_does_not_depend_on_the_other_rows(talker: MossLocalTalker) -> None:
-    hidden_BD = torch.randn(4, talker.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    hidden_BD = torch.randn(
+        4, talker.config.hidden_size, generator=torch.Generator().manual_seed(3)
+    )
     sampling, frame_B = alike(4, temperature=1.7), torch.tensor([0, 3, 3, 9])
     stop_B, codes_BN = talker.frame(hidden_BD, sampling, frame_B, None)
     order = torch.tensor([2, 0])
@@ -337,7 +374,9 @@ def test_a_drawn_frame_does_not_depend_on_the_other_rows(talker: MossLocalTalker
     assert torch.equal(codes_2N, codes_BN[order])
 
 
-def test_the_stop_decision_follows_its_own_temperature(talker: MossLocalTalker, golden: dict[str, Tensor]) -> None:
+def test_the_stop_decision_follows_its_own_temperature(
+    talker: MossLocalTalker, golden: dict[str, Tensor]
+) -> None:
     """At stop temperature 1 the share of stops is the softmax's; greedy codes make the decision
     greedy as well.
     """
@@ -346,7 +385,10 @@ def test_the_stop_decision_follows_its_own_temperature(talker: MossLocalTalker, 
     probability = golden["plain/step_binary"][0].softmax(-1)[1].item()
     sampled = alike(rows, temperature=1.0)
     stop_B, _ = talker.frame(hidden_BD, sampled, torch.zeros(rows, dtype=torch.int64), None)
-    assert abs(stop_B.float().mean().item() - probability) < 4 * (probability * (1 - probability) / rows) ** 0.5
+    assert (
+        abs(stop_B.float().mean().item() - probability)
+        < 4 * (probability * (1 - probability) / rows) ** 0.5
+    )
     greedy_B, _ = talker.frame(hidden_BD[:50], alike(50), torch.arange(50), None)
     assert not greedy_B.any()
 

@@ -62,7 +62,9 @@ def test_the_decoder_follows_the_compute_dtype() -> None:
     expected = {
         entry.parameter.removesuffix(".weight")
         for entry in table
-        if entry.parameter.startswith("decoder.") and ".quantizer." not in entry.parameter and len(entry.shape) > 1
+        if entry.parameter.startswith("decoder.")
+        and ".quantizer." not in entry.parameter
+        and len(entry.shape) > 1
     }
     assert {name.removesuffix(".weight").removesuffix(".bias") for name in half} == expected
 
@@ -70,7 +72,9 @@ def test_the_decoder_follows_the_compute_dtype() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_resident_bytes_are_those_of_a_loaded_codec(dtype: torch.dtype) -> None:
     codec = load(FOLDER, dtype)
-    assert resident_bytes(codec.config) == sum(tensor.nbytes for tensor in (*codec.parameters(), *codec.buffers()))
+    assert resident_bytes(codec.config) == sum(
+        tensor.nbytes for tensor in (*codec.parameters(), *codec.buffers())
+    )
 
 
 def _tampered(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
@@ -85,7 +89,10 @@ def test_a_checkpoint_without_flags_loads(tmp_path: Path) -> None:
     """Tensors that are not read may be absent."""
     flag = "encoder.quantizer.semantic_residual_vector_quantizer.layers.0.codebook.initialized"
     codec = load(_tampered(tmp_path, lambda tensors: tensors.__delitem__(flag)))
-    assert all(torch.equal(a, b) for a, b in zip(codec.parameters(), golden_codec().parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(codec.parameters(), golden_codec().parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,8 +103,14 @@ def test_a_checkpoint_without_flags_loads(tmp_path: Path) -> None:
             "lacks 'decoder.decoder.2.block.3",
         ),
         (lambda t: t.update({"decoder.extra": torch.zeros(1)}), r"holds 'decoder.extra', unknown"),
-        (lambda t: t.update({"decoder.pre_conv.conv.bias": torch.zeros(3)}), r"has shape \[3\].* asks for \[40\]"),
-        (lambda t: t.update({"decoder.decoder.6.conv.bias": torch.zeros(1, dtype=torch.int8)}), r"stored as I8"),
+        (
+            lambda t: t.update({"decoder.pre_conv.conv.bias": torch.zeros(3)}),
+            r"has shape \[3\].* asks for \[40\]",
+        ),
+        (
+            lambda t: t.update({"decoder.decoder.6.conv.bias": torch.zeros(1, dtype=torch.int8)}),
+            r"stored as I8",
+        ),
     ],
 )
 def test_a_wrong_checkpoint_is_refused(
@@ -131,7 +144,11 @@ def _set(path: str, value: object) -> dict[str, Any]:
         ("decoder_config.attention_bias", True, r"decoder_config\.attention_bias"),
         ("decoder_config.rope_scaling", {"rope_type": "yarn"}, r"decoder_config\.rope_scaling"),
         ("decoder_config.rope_theta", None, "rope_theta is missing"),
-        ("encoder_config.rope_parameters", {"rope_theta": 5e5}, "10000.0 and 500000.0; keep one value"),
+        (
+            "encoder_config.rope_parameters",
+            {"rope_theta": 5e5},
+            "10000.0 and 500000.0; keep one value",
+        ),
         ("decoder_config.num_key_value_heads", 3, "4 heads do not share 3 kv heads"),
         ("decoder_config.head_dim", 7, "head_dim 7 is odd"),
         ("decoder_config.codebook_dim", 15, "codebook_dim 15 is odd"),
@@ -143,8 +160,16 @@ def _set(path: str, value: object) -> dict[str, Any]:
         ),
         ("decoder_config.num_quantizers", 12, "16 and 12"),
         ("decoder_config.num_semantic_quantizers", 2, r"decoder_config\.num_semantic_quantizers"),
-        ("decoder_config.codebook_size", 128, "codebook_size of encoder and decoder must be equal, got 64 and 128"),
-        ("encoder_config.upsampling_ratios", [8, 6, 5], "encode_downsample_rate and twice .* 1920 and 480"),
+        (
+            "decoder_config.codebook_size",
+            128,
+            "codebook_size of encoder and decoder must be equal, got 64 and 128",
+        ),
+        (
+            "encoder_config.upsampling_ratios",
+            [8, 6, 5],
+            "encode_downsample_rate and twice .* 1920 and 480",
+        ),
         ("encoder_config.num_quantizers", 8, r"16, but the encoder has 1 \.\. 8"),
         ("encoder_config.codebook_dim", 8, "codebook_dim 8 differs"),
         ("encoder_config.use_causal_conv", False, r"encoder_config\.use_causal_conv"),
@@ -159,7 +184,9 @@ def _set(path: str, value: object) -> dict[str, Any]:
         ("encoder_valid_num_quantizers", "16", "encoder_valid_num_quantizers"),
     ],
 )
-def test_a_config_that_cannot_be_followed_names_its_key(path: str, value: object, message: str) -> None:
+def test_a_config_that_cannot_be_followed_names_its_key(
+    path: str, value: object, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         Qwen3CodecConfig.from_dict(_set(path, value))
 

@@ -48,7 +48,11 @@ def test_the_official_waveform() -> None:
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_samples_that_are_not_finite_do_not_become_loud_ones(value: float) -> None:
     codec = load(FOLDER)
-    bias = next(value for name, value in codec.decoder.sample_conv.named_parameters() if name.endswith("bias"))
+    bias = next(
+        value
+        for name, value in codec.decoder.sample_conv.named_parameters()
+        if name.endswith("bias")
+    )
     with torch.no_grad():
         bias.fill_(value)
     assert whole_wave(codec, CODES_TN).isnan().all()
@@ -71,11 +75,15 @@ def test_every_stage_of_the_official_decoder() -> None:
     }
     seen: dict[str, Tensor] = {}
     hooks = [
-        module.register_forward_hook(lambda _m, _i, output, name=name: seen.__setitem__(name, output))
+        module.register_forward_hook(
+            lambda _m, _i, output, name=name: seen.__setitem__(name, output)
+        )
         for name, module in stages.items()
     ]
     hooks += [
-        block.register_forward_pre_hook(lambda _m, inputs, name=f"stage{i}": seen.__setitem__(name, inputs[0]))
+        block.register_forward_pre_hook(
+            lambda _m, inputs, name=f"stage{i}": seen.__setitem__(name, inputs[0])
+        )
         for i, block in enumerate(decoder.blocks)
     ]
     try:
@@ -124,7 +132,9 @@ def test_the_official_windows_are_an_approximation() -> None:
     assert float((official_S - WAVE_S).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("name", ["icl_stream_text_longer", "icl_stream_text_shorter", "icl_nonstream"])
+@pytest.mark.parametrize(
+    "name", ["icl_stream_text_longer", "icl_stream_text_shorter", "icl_nonstream"]
+)
 def test_a_continued_recording_is_heard_first(name: str) -> None:
     """In-context cloning: the official package decodes reference and speech together and cuts the
     reference off.
@@ -140,14 +150,18 @@ def test_other_shapes(pair: Pair) -> None:
     codes_TN = random_codes(pair.codec, 23, pair.codec.config.n_codebooks)
     truth_S = pair.plain.decode(codes_TN)
     for schedule in ([23], [1] * 23, [4, 1, 9, 9]):
-        torch.testing.assert_close(stream(pair.codec, codes_TN, schedule).double(), truth_S, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            stream(pair.codec, codes_TN, schedule).double(), truth_S, rtol=0, atol=2e-5
+        )
 
 
 def test_a_prefix_of_the_codebooks(pair: Pair) -> None:
     codes_TN = random_codes(pair.codec, 9, pair.codec.config.n_codebooks)
     for n in range(1, pair.codec.config.n_codebooks + 1):
         truth_S = pair.plain.decode(codes_TN[:, :n])
-        torch.testing.assert_close(pair.codec.decode_whole(codes_TN[:, :n])[0].double(), truth_S, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            pair.codec.decode_whole(codes_TN[:, :n])[0].double(), truth_S, rtol=0, atol=2e-5
+        )
 
 
 @pytest.mark.parametrize("window", [5, 7])
@@ -156,4 +170,6 @@ def test_a_window_that_is_off_by_one_would_show(window: int, tmp_path: Path) -> 
     raw["decoder_config"]["sliding_window"] = window
     (tmp_path / "config.json").write_text(json.dumps(raw))
     (tmp_path / "model.safetensors").symlink_to(FOLDER / "model.safetensors")
-    assert float((load(tmp_path).decode_whole(CODES_TN)[0] - WAVE_S).abs().max()) > 50 * WAVE_TOLERANCE
+    assert (
+        float((load(tmp_path).decode_whole(CODES_TN)[0] - WAVE_S).abs().max()) > 50 * WAVE_TOLERANCE
+    )

@@ -40,14 +40,20 @@ def encode(codec: Qwen3Codec, samples_1S: Tensor, schedule: Sequence[int]) -> tu
     """
     state, size = poison(codec.new_encoder_state(3, max(schedule))), codec.config.frame_samples
     latents: list[Tensor] = []
-    hook = codec.encoder.frame_conv.register_forward_hook(lambda _m, _i, output: latents.append(output[0].T))
+    hook = codec.encoder.frame_conv.register_forward_hook(
+        lambda _m, _i, output: latents.append(output[0].T)
+    )
     codes, done = [], 0
     try:
         for frames in schedule:
             piece_1S = samples_1S[:, done * size : (done + frames) * size]
             chunk_BCS = torch.zeros(1, 1, frames * size)
             chunk_BCS[0, :, : piece_1S.shape[1]] = piece_1S
-            codes.append(codec.encode(chunk_BCS, state, torch.tensor([1]), torch.tensor([piece_1S.shape[1]]))[0])
+            codes.append(
+                codec.encode(
+                    chunk_BCS, state, torch.tensor([1]), torch.tensor([piece_1S.shape[1]])
+                )[0]
+            )
             done += frames
     finally:
         hook.remove()
@@ -81,7 +87,9 @@ def test_every_stage_of_the_official_encoder() -> None:
         "downsample": encoder.frame_conv,
     }
     hooks = [
-        module.register_forward_hook(lambda _m, _i, output, name=name: seen.__setitem__(name, output))
+        module.register_forward_hook(
+            lambda _m, _i, output, name=name: seen.__setitem__(name, output)
+        )
         for name, module in stages.items()
     ]
     try:
@@ -98,7 +106,9 @@ def test_every_stage_of_the_official_encoder() -> None:
 def test_any_pieces_of_the_golden_recording(schedule: list[int]) -> None:
     codes_TN, latent_TD = encode(golden_codec(), WAVE_S[None], schedule)
     assert torch.equal(codes_TN, CODES_TN)
-    torch.testing.assert_close(latent_TD, golden_tensors()["encode/downsample"][0].T, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        latent_TD, golden_tensors()["encode/downsample"][0].T, rtol=2e-5, atol=2e-5
+    )
 
 
 def test_a_batch_is_each_as_if_alone() -> None:
@@ -112,7 +122,9 @@ def test_a_batch_is_each_as_if_alone() -> None:
     assert [len(codes_TN) for codes_TN in batch] == [30, 17, 1, 1, 2]
     assert torch.equal(batch[0], golden_tensors()["encode_batch/codes0"])
     silent_S = torch.cat((WAVE_S[:32000], torch.zeros(17 * 1920 - 32000)))
-    assert torch.equal(golden_codec().encode_whole(silent_S[None]), golden_tensors()["encode_batch/codes1"])
+    assert torch.equal(
+        golden_codec().encode_whole(silent_S[None]), golden_tensors()["encode_batch/codes1"]
+    )
 
 
 def test_no_window() -> None:
@@ -141,7 +153,9 @@ def test_every_length_within_two_frames(pair: Pair) -> None:
 def test_rows_of_other_lengths_and_padding_leave_no_trace(pair: Pair) -> None:
     """Three recordings of different lengths in calls of one width, with noise after their ends."""
     size = pair.codec.config.frame_samples
-    recordings = [random_samples(samples, seed=samples) for samples in (11 * size, 4 * size + 1, 7 * size - 1)]
+    recordings = [
+        random_samples(samples, seed=samples) for samples in (11 * size, 4 * size + 1, 7 * size - 1)
+    ]
     state, rows_B = poison(pair.codec.new_encoder_state(4, 3)), torch.tensor([3, 0, 2])
     codes: list[list[Tensor]] = [[], [], []]
     for start in range(0, 12 * size, 3 * size):
@@ -179,7 +193,9 @@ def test_codes_do_not_depend_on_the_compute_dtype() -> None:
 def test_bad_calls_say_what_is_wrong() -> None:
     codec, row_B = golden_codec(), torch.tensor([0])
     state = codec.new_encoder_state(2, 2)
-    with pytest.raises(InvalidRequestError, match="1921 samples are not one or more whole frames of 1920"):
+    with pytest.raises(
+        InvalidRequestError, match="1921 samples are not one or more whole frames of 1920"
+    ):
         codec.encode(torch.zeros(1, 1, 1921), state, row_B)
     with pytest.raises(InvalidRequestError, match=r"1 \.\. 2 frames"):
         codec.encode(torch.zeros(1, 1, 3 * 1920), state, row_B)
@@ -187,11 +203,13 @@ def test_bad_calls_say_what_is_wrong() -> None:
         codec.encode(torch.zeros(1, 1, 1920), state, row_B, torch.tensor([1921]))
     with pytest.raises(
         InvalidRequestError,
-        match=r"float32 \[batch, channels, samples\] with 1 channel\(s\), got torch.float32 \[1, 2, 1920\]",
+        match=r"float32 \[batch, channels, samples\] with 1 channel\(s\), "
+        r"got torch.float32 \[1, 2, 1920\]",
     ):
         codec.encode(torch.zeros(1, 2, 1920), state, row_B)
     with pytest.raises(
-        InvalidRequestError, match=r"float32 \[channels, samples\] with 1 channel\(s\), got torch.float64"
+        InvalidRequestError,
+        match=r"float32 \[channels, samples\] with 1 channel\(s\), got torch.float64",
     ):
         codec.encode_whole(torch.zeros(1, 1920, dtype=torch.float64))
     with pytest.raises(InvalidRequestError, match="16 codebooks, 17"):

@@ -41,18 +41,23 @@ CHUNKS = (1, 2, 4, 8)
 
 def request(row: int) -> Request:
     made = Request(
-        id=str(row), priority=0, arrival=row, prompt=np.zeros((1, 17), np.int64), max_frames=99, streaming=True,
+        id=str(row), priority=0, arrival=row, prompt=np.zeros((1, 17), np.int64), max_frames=99,
+        streaming=True,
         digests=(), added_at=0.0,
     )  # fmt: skip
     made.row = row
     return made
 
 
-def decode(runner: CodecRunner, codes_RFN: torch.Tensor, items: Sequence[tuple[int, int, int]]) -> list[DecodedChunk]:
+def decode(
+    runner: CodecRunner, codes_RFN: torch.Tensor, items: Sequence[tuple[int, int, int]]
+) -> list[DecodedChunk]:
     """Items are (row, start, count)."""
     most = max(count for _, _, count in items)
     width = next(size for size in CHUNKS if size >= most)
-    batch = DecodeBatch([DecodeItem(request(row), start, count) for row, start, count in items], width)
+    batch = DecodeBatch(
+        [DecodeItem(request(row), start, count) for row, start, count in items], width
+    )
     pieces = [codes_RFN[row, start : start + count].numpy() for row, start, count in items]
     return runner.collect(runner.launch(batch, pieces))
 
@@ -87,7 +92,9 @@ def test_a_primed_row_goes_on_behind_its_reference() -> None:
     runner.copy(StateSlot("kept", 1), StateSlot("row", 1), len(heard_TN))
     codes_RFN = torch.zeros(2, 11, 16, dtype=torch.int64)
     codes_RFN[1] = tensors[f"{name}/codes/0"]
-    chunks = [decode(runner, codes_RFN, [(1, start, count)])[0] for start, count in ((0, 8), (8, 3))]
+    chunks = [
+        decode(runner, codes_RFN, [(1, start, count)])[0] for start, count in ((0, 8), (8, 3))
+    ]
     wave_S = np.concatenate([chunk.samples_CS for chunk in chunks], axis=1)[0]
     assert np.abs(wave_S - tensors[f"{name}/wav/0"].numpy()).max() < WAVE_TOLERANCE
 
@@ -101,7 +108,9 @@ def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
     def alone() -> bytes:
         runner = CodecRunner(golden_codec(), rows=1, chunk_sizes=CHUNKS, max_batch=32, strict=True)
         runner.start(StateSlot("row", 0))
-        return b"".join(decode(runner, CODES_TN[None], [(0, *cut)])[0].samples_CS.tobytes() for cut in cuts)
+        return b"".join(
+            decode(runner, CODES_TN[None], [(0, *cut)])[0].samples_CS.tobytes() for cut in cuts
+        )
 
     def among(seed: int, row: int) -> bytes:
         random = np.random.default_rng(seed)
@@ -116,7 +125,10 @@ def test_strict_chunks_are_the_same_bytes_in_any_company() -> None:
         for start, count in cuts:
             # Its neighbours fit the same width, which is the size of its own chunk.
             company = random.choice(others, size=random.integers(0, 8), replace=False)
-            items = [(int(other), int(random.integers(0, 30)), int(random.integers(1, count + 1))) for other in company]
+            items = [
+                (int(other), int(random.integers(0, 30)), int(random.integers(1, count + 1)))
+                for other in company
+            ]
             place = int(random.integers(0, len(items) + 1))
             items.insert(place, (row, start, count))
             heard += decode(runner, codes_RFN, items)[place].samples_CS.tobytes()
@@ -132,7 +144,9 @@ def test_references_are_coded_as_the_official_package_does(fixed_batch: bool) ->
     """All recordings in one batch, in pieces of 16 frames, each with an incomplete last frame."""
     tensors = golden_tensors("base_1b7")
     keys = [key for key in tensors if "/ref/wav" in key]
-    encoder = ReferenceEncoder(golden_codec(), n_codebooks=16, config=ReferenceCacheConfig(), fixed_batch=fixed_batch)
+    encoder = ReferenceEncoder(
+        golden_codec(), n_codebooks=16, config=ReferenceCacheConfig(), fixed_batch=fixed_batch
+    )
     submitted = {key: encoder.submit(tensors[key][None].numpy())[0] for key in keys}
     submitted["long"] = encoder.submit(RECORDING_1S.numpy())[0]
     found: dict[str, NDArray[np.int64]] = {}
@@ -161,7 +175,9 @@ def test_conversions_go_both_ways() -> None:
 def test_conversions_refuse_what_a_row_cannot_hold() -> None:
     conversions = Conversions(golden_codec())
     samples = np.zeros((1, 120 * 24_000 + 1), np.float32)
-    with pytest.raises(InvalidRequestError, match=r"lasts 120\.0 s; this codec's encoder takes 120 s at a time"):
+    with pytest.raises(
+        InvalidRequestError, match=r"lasts 120\.0 s; this codec's encoder takes 120 s at a time"
+    ):
         conversions.encode("x", samples, None)
     conversions.encode("x", samples[:, :-1], None)
     assert conversions.idle is False
@@ -169,7 +185,10 @@ def test_conversions_refuse_what_a_row_cannot_hold() -> None:
 
 def test_references_longer_than_a_row_are_refused_when_the_engine_starts() -> None:
     config = EngineConfig(reference=ReferenceLimits(max_seconds=121.0))
-    with pytest.raises(ConfigError, match=r"reference\.max_seconds is 121; this model's codec encodes 120 s at most"):
+    with pytest.raises(
+        ConfigError,
+        match=r"reference\.max_seconds is 121; this model's codec encodes 120 s at most",
+    ):
         load_parts(GOLDEN / "base_1b7", None, device="cpu", dtype="float32", config=config)
 
 
@@ -184,7 +203,9 @@ def test_the_registry_finds_and_plans_it() -> None:
 
 
 @pytest.mark.parametrize("codec", [str(FOLDER), str(FOLDER.parent)])
-def test_the_command_line_codes_and_decodes(codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_codes_and_decodes(
+    codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The codec's own folder, or the folder of the checkpoint that contains it."""
     monkeypatch.chdir(tmp_path)
     write_audio(Path("in.wav"), RECORDING_1S.numpy(), 24_000, float32=True)
@@ -204,7 +225,11 @@ def test_the_command_line_describes_it() -> None:
     done = run("info", str(FOLDER), "--json")
     facts = json.loads(done.out)
     assert facts["family"] == "qwen3_tts_tokenizer_12hz"
-    assert (facts["sample_rate_hz"], facts["frame_rate_hz"], facts["codebooks"]) == (24_000, 12.5, 16)
+    assert (facts["sample_rate_hz"], facts["frame_rate_hz"], facts["codebooks"]) == (
+        24_000,
+        12.5,
+        16,
+    )
     assert facts["parameters"] == facts["parameters_encoder"] + facts["parameters_decoder"]
 
 

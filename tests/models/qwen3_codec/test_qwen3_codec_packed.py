@@ -13,7 +13,14 @@ from tests.support.qwen3_codec_helpers import SHAPES, Pair, poison, random_codes
 
 ROWS, MOST_FRAMES, SIZE = 5, 4, 9
 #: Frames of each row, pack by pack; rows begin at different times, and pause.
-SCHEDULE = [{0: 4, 3: 1}, {3: 4, 1: 1, 0: 3}, {1: 2}, {0: 1, 3: 1, 1: 1, 4: 4}, {4: 1, 0: 2}, {1: 4, 3: 4, 4: 1}]
+SCHEDULE = [
+    {0: 4, 3: 1},
+    {3: 4, 1: 1, 0: 3},
+    {1: 2},
+    {0: 1, 3: 1, 1: 1, 4: 4},
+    {4: 1, 0: 2},
+    {1: 4, 3: 4, 4: 1},
+]
 
 
 @pytest.fixture(params=list(SHAPES), scope="module")
@@ -24,9 +31,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def spoken(codec: Qwen3Codec, codes_RTN: Tensor) -> dict[int, Tensor]:
     """Decoded samples [S] of each row of `SCHEDULE`."""
     state = poison(codec.new_decoder_state(ROWS, MOST_FRAMES))
-    done, heard, samples = dict.fromkeys(range(ROWS), 0), {row: [] for row in range(ROWS)}, codec.config.frame_samples  # type: ignore[var-annotated]
+    done = dict.fromkeys(range(ROWS), 0)
+    heard: dict[int, list[Tensor]] = {row: [] for row in range(ROWS)}
+    samples = codec.config.frame_samples
     for counts in SCHEDULE:
-        pieces = [codes_RTN[row, done[row] : done[row] + count].numpy() for row, count in counts.items()]
+        pieces = [
+            codes_RTN[row, done[row] : done[row] + count].numpy() for row, count in counts.items()
+        ]
         arrays = packed_batch(list(counts), pieces, SIZE + 1, 4, ROWS)
         streams_3S, codes_FN = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
         rows_S, counts_S, firsts_S = streams_3S.unbind(0)

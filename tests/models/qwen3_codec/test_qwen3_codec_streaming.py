@@ -37,7 +37,16 @@ def test_padding_leaves_no_trace(codec: Qwen3Codec) -> None:
     other codes.
     """
     longest, size = 6, codec.config.frame_samples
-    counts = [(6, 1, 0), (1, 6, 3), (5, 2, 6), (0, 6, 1), (6, 0, 6), (2, 5, 4), (6, 6, 6), (1, 1, 1)]
+    counts = [
+        (6, 1, 0),
+        (1, 6, 3),
+        (5, 2, 6),
+        (0, 6, 1),
+        (6, 0, 6),
+        (2, 5, 4),
+        (6, 6, 6),
+        (1, 1, 1),
+    ]
     codes_RTN = random_codes(codec, 3, 40, codec.config.n_codebooks)
     noise_TN = random_codes(codec, longest, codec.config.n_codebooks, seed=99)
     state, rows_B = poison(codec.new_decoder_state(4, longest)), torch.tensor([3, 0, 2])
@@ -60,7 +69,10 @@ def test_rows_that_are_not_named_are_untouched(codec: Qwen3Codec) -> None:
     codes_BTN = random_codes(codec, 2, 4, codec.config.n_codebooks)
     for _ in range(3):  # so that no memory from before the stream is left
         codec.decode(codes_BTN, state, torch.tensor([0, 1]))
-    held = [state.tails, *(part for ring in _rings(state.stages) for part in (ring.keys, ring.values))]
+    held = [
+        state.tails,
+        *(part for ring in _rings(state.stages) for part in (ring.keys, ring.values)),
+    ]
     before = [tensor.clone() for tensor in held]
     for _ in range(3):
         codec.decode(codes_BTN[:1], state, torch.tensor([2]))
@@ -78,7 +90,9 @@ def test_a_reset_row_hears_nothing_of_the_last_stream(codec: Qwen3Codec) -> None
     poison(state)
     state.reset(row_B)
     fresh_TN = random_codes(codec, 5, codec.config.n_codebooks, seed=5)
-    waves = [codec.decode(part_TN[None], state, row_B)[0, 0] for part_TN in (fresh_TN[:2], fresh_TN[2:])]
+    waves = [
+        codec.decode(part_TN[None], state, row_B)[0, 0] for part_TN in (fresh_TN[:2], fresh_TN[2:])
+    ]
     assert_waves_equal(torch.cat(waves), whole_wave(codec, fresh_TN))
 
 
@@ -102,7 +116,9 @@ def test_bits_do_not_depend_on_neighbours(codec: Qwen3Codec) -> None:
         generator = torch.Generator().manual_seed(seed)
         state, waves, done = poison(codec.new_decoder_state(6, frames)), [], 0
         for count in schedule:
-            chunk_BTN = random_codes(codec, batch, frames, codec.config.n_codebooks, seed=seed + done)
+            chunk_BTN = random_codes(
+                codec, batch, frames, codec.config.n_codebooks, seed=seed + done
+            )
             chunk_BTN[place, :count] = codes_TN[done : done + count]
             counts_B = torch.randint(0, frames + 1, (batch,), generator=generator)
             counts_B[place] = count
@@ -127,7 +143,9 @@ def test_encoder_bits_do_not_depend_on_neighbours() -> None:
         lengths_B = torch.tensor([seed, 2 * seed, 3 * seed])
         lengths_B[place] = 4 * size - 77
         seen: list[Tensor] = []
-        hook = codec.encoder.frame_conv.register_forward_hook(lambda _m, _i, output: seen.append(output[place]))
+        hook = codec.encoder.frame_conv.register_forward_hook(
+            lambda _m, _i, output: seen.append(output[place])
+        )
         try:
             codec.encode(chunk_BCS, codec.new_encoder_state(3, 4), torch.arange(3), lengths_B)
         finally:
@@ -169,11 +187,15 @@ def test_bad_calls_say_what_is_wrong() -> None:
     state, row_B = codec.new_decoder_state(2, 4), torch.tensor([0])
     codes_BTN = random_codes(codec, 1, 4, 16)
 
-    def fails(match: str, codes: Tensor = codes_BTN, rows: Tensor = row_B, counts: Any = None) -> None:
+    def fails(
+        match: str, codes: Tensor = codes_BTN, rows: Tensor = row_B, counts: Any = None
+    ) -> None:
         with pytest.raises(InvalidRequestError, match=match):
             codec.decode(codes, state, rows, counts)
 
-    fails("codes must be 0 .. 63, got .* 64", codes_BTN.clone().index_fill_(2, torch.tensor([11]), 64))
+    fails(
+        "codes must be 0 .. 63, got .* 64", codes_BTN.clone().index_fill_(2, torch.tensor([11]), 64)
+    )
     fails("codes must be 0 .. 63, got -1", codes_BTN.clone().index_fill_(2, torch.tensor([0]), -1))
     fails(r"int64 \[batch, frames, codebooks\]", codes_BTN[0])
     fails("16 codebooks, 17", random_codes(codec, 1, 4, 17))

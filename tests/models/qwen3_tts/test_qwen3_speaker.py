@@ -25,7 +25,9 @@ WAVE_S = golden_tensors()["speaker/wav"]
 
 
 def raw_section(name: str = "base_1b7") -> dict[str, Any]:
-    section: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text())["speaker_encoder_config"]
+    section: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text())[
+        "speaker_encoder_config"
+    ]
     return section
 
 
@@ -34,7 +36,11 @@ def encoder(name: str = "base_1b7") -> SpeakerEncoder:
     config = SpeakerConfig.from_dict(raw_section(name))
     with torch.device("meta"):
         module = SpeakerEncoder(config)
-    others = [stored for stored in stored_tensors(GOLDEN / name) if not stored.startswith("speaker_encoder.")]
+    others = [
+        stored
+        for stored in stored_tensors(GOLDEN / name)
+        if not stored.startswith("speaker_encoder.")
+    ]
     table = list(speaker_weight_table(config))
     load_weights(module, GOLDEN / name, table, tied=others, device=torch.device("cpu"))
     return module.eval()
@@ -72,7 +78,9 @@ def test_full_size_parameters() -> None:
         with torch.device("meta"):
             module = SpeakerEncoder(config)
         assert sum(parameter.numel() for parameter in module.parameters()) == parameters
-        assert {entry.parameter for entry in speaker_weight_table(config)} == set(module.state_dict())
+        assert {entry.parameter for entry in speaker_weight_table(config)} == set(
+            module.state_dict()
+        )
 
 
 def test_mel_filters_are_slaneys() -> None:
@@ -107,7 +115,9 @@ def test_loudness_and_content_are_heard() -> None:
 
 
 def test_a_wrong_dilation_would_show() -> None:
-    module = SpeakerEncoder(SpeakerConfig.from_dict(raw_section() | {"enc_dilations": [1, 2, 3, 5, 1]}))
+    module = SpeakerEncoder(
+        SpeakerConfig.from_dict(raw_section() | {"enc_dilations": [1, 2, 3, 5, 1]})
+    )
     module.load_state_dict(encoder().state_dict())
     assert float((module.embed(WAVE_S) - golden_tensors()["speaker/embedding"]).abs().max()) > 1e-2
 
@@ -123,6 +133,8 @@ def test_a_wrong_dilation_would_show() -> None:
         ({"enc_dim": "64"}, "enc_dim"),
     ],
 )
-def test_a_section_that_cannot_be_followed_names_its_key(change: dict[str, Any], message: str) -> None:
+def test_a_section_that_cannot_be_followed_names_its_key(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         SpeakerConfig.from_dict(raw_section() | change)

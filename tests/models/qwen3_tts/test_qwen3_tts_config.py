@@ -46,14 +46,21 @@ def test_the_golden_files() -> None:
     assert (base.text_vocab_size, base.text_hidden_size, base.codec_vocab_size) == (320, 56, 1088)
     assert base.audio_codebook_sizes == (64,) * 16
     assert (base.max_positions, base.sampling_rate, base.codec_eos_id) == (32768, 24000, 166)
-    assert (base.predictor.layers, base.predictor.hidden_size, base.projects_to_predictor) == (2, 48, True)
+    assert (base.predictor.layers, base.predictor.hidden_size, base.projects_to_predictor) == (
+        2,
+        48,
+        True,
+    )
     assert base.backbone.rope_theta == base.predictor.rope_theta == 1e6
     assert not base.speakers
     assert not base.dialects
     small = Qwen3TtsConfig.from_dict(read("custom_0b6"))
     assert (small.kind, small.takes_instructions, small.voice_size) == ("custom_voice", False, 0)
     assert not small.projects_to_predictor
-    assert (small.speakers["vivian"], small.dialects) == (1081, {"eric": "sichuan_dialect", "dylan": "beijing_dialect"})
+    assert (small.speakers["vivian"], small.dialects) == (
+        1081,
+        {"eric": "sichuan_dialect", "dylan": "beijing_dialect"},
+    )
     assert small.speaker_encoder is None
     assert Qwen3TtsConfig.from_dict(read("custom_1b7")).takes_instructions
     assert Qwen3TtsConfig.from_dict(read("design_1b7")).takes_instructions
@@ -72,7 +79,11 @@ def test_the_table_names_every_tensor_of_the_file(name: str) -> None:
     stored = stored_tensors(GOLDEN / name)
     table = talker_weight_table(config, torch.float32)
     named = {entry.names[0]: entry.shape for entry in table}
-    assert named == {key: tensor.shape for key, tensor in stored.items() if not key.startswith("speaker_encoder.")}
+    assert named == {
+        key: tensor.shape
+        for key, tensor in stored.items()
+        if not key.startswith("speaker_encoder.")
+    }
     with torch.device("meta"):
         talker = Qwen3TtsTalker(config)
     assert sum(prod(entry.shape) for entry in table) == sum(p.numel() for p in talker.parameters())
@@ -102,7 +113,9 @@ def published(size: str) -> dict[str, Any]:
     return raw
 
 
-@pytest.mark.parametrize(("size", "tensors", "parameters"), [("1b7", 404, 1_916_676_352), ("0b6", 402, 905_788_672)])
+@pytest.mark.parametrize(
+    ("size", "tensors", "parameters"), [("1b7", 404, 1_916_676_352), ("0b6", 402, 905_788_672)]
+)
 def test_published_sizes(size: str, tensors: int, parameters: int) -> None:
     """Counts of the released CustomVoice files (spec/qwen3 1)."""
     table = talker_weight_table(Qwen3TtsConfig.from_dict(published(size)), torch.bfloat16)
@@ -121,13 +134,29 @@ def test_published_sizes(size: str, tensors: int, parameters: int) -> None:
         ("talker_config.hidden_act", "gelu", "talker_config.hidden_act"),
         ("talker_config.attention_bias", True, "talker_config.attention_bias"),
         ("talker_config.num_key_value_heads", 3, "4 heads do not share 3 kv heads evenly"),
-        ("talker_config.num_code_groups", 8, "num_code_groups is 8, but the code predictor's is 16"),
+        (
+            "talker_config.num_code_groups",
+            8,
+            "num_code_groups is 8, but the code predictor's is 16",
+        ),
         ("talker_config.vocab_size", 1024, "vocab_size is 1024"),
-        ("talker_config.rope_scaling", {"rope_type": "yarn"}, "talker_config.rope_scaling.rope_type"),
+        (
+            "talker_config.rope_scaling",
+            {"rope_type": "yarn"},
+            "talker_config.rope_scaling.rope_type",
+        ),
         ("talker_config.codec_eos_token_id", 63, "codec_eos_token_id 63 is a code"),
-        ("talker_config.codec_bos_id", 1088, "the id 1088 lies outside the codec vocabulary of 1088"),
+        (
+            "talker_config.codec_bos_id",
+            1088,
+            "the id 1088 lies outside the codec vocabulary of 1088",
+        ),
         ("talker_config.spk_id", {"vivian": 5000}, "the id 5000 lies outside the codec vocabulary"),
-        ("talker_config.spk_is_dialect", {"eric": "texan"}, "'texan', which codec_language_id does not have"),
+        (
+            "talker_config.spk_is_dialect",
+            {"eric": "texan"},
+            "'texan', which codec_language_id does not have",
+        ),
         ("tts_eos_token_id", 320, "the id 320 lies outside the text vocabulary of 320"),
         ("im_start_token_id", "301", "im_start_token_id"),
     ],

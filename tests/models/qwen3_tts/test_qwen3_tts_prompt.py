@@ -47,12 +47,20 @@ def two_columns(rows: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 
 def test_the_layout_of_the_specification() -> None:
-    """ "Hello there." by vivian in English, with all of the text up front and a token a frame (spec/qwen3 4)."""
+    """ "Hello there." by vivian in English, with all of the text up front and a token a frame
+    (spec/qwen3 4).
+    """
     make, text = builder("custom_1b7"), "ab."
     a, b, stop = 97, 98, 46
     head = [
         *[(IM_START, NO_CODE), (263, NO_CODE), (10, NO_CODE)],
-        *[(TTS_PAD, THINK), (TTS_PAD, THINK_BOS), (TTS_PAD, 66), (TTS_PAD, THINK_EOS), (TTS_PAD, 1081)],
+        *[
+            (TTS_PAD, THINK),
+            (TTS_PAD, THINK_BOS),
+            (TTS_PAD, 66),
+            (TTS_PAD, THINK_EOS),
+            (TTS_PAD, 1081),
+        ],
         (TTS_BOS, CODEC_PAD),
     ]
     whole = make.build(SpeechRequest(text=text, voice="Vivian", language="ENGLISH"), [])
@@ -60,14 +68,22 @@ def test_the_layout_of_the_specification() -> None:
     assert two_columns(whole.rows) == head + tail
     assert whole.frame_texts.tolist() == []
     assert whole.voice.shape == (0,)
-    streaming = make.build(SpeechRequest(text=text, voice="vivian", language="english", streaming_text=True), [])
+    streaming = make.build(
+        SpeechRequest(text=text, voice="vivian", language="english", streaming_text=True), []
+    )
     assert two_columns(streaming.rows) == [*head, (a, CODEC_BOS)]
     assert streaming.frame_texts.tolist() == [b, stop, TTS_EOS]
 
 
 def test_without_a_language_the_model_guesses() -> None:
     rows = builder("design_1b7").build(SpeechRequest(text="a", streaming_text=True), []).rows
-    tags = [(TTS_PAD, NOTHINK), (TTS_PAD, THINK_BOS), (TTS_PAD, THINK_EOS), (TTS_BOS, CODEC_PAD), (97, CODEC_BOS)]
+    tags = [
+        (TTS_PAD, NOTHINK),
+        (TTS_PAD, THINK_BOS),
+        (TTS_PAD, THINK_EOS),
+        (TTS_BOS, CODEC_PAD),
+        (97, CODEC_BOS),
+    ]
     assert two_columns(rows)[3:] == tags
 
 
@@ -101,7 +117,11 @@ def test_a_recording_gives_its_vector_and_with_its_words_its_frames() -> None:
     ],
 )
 def test_dialects(voice: str, language: str | None, tag: int | None) -> None:
-    rows = builder("custom_1b7").build(SpeechRequest(text="a", voice=voice, language=language), []).rows
+    rows = (
+        builder("custom_1b7")
+        .build(SpeechRequest(text="a", voice=voice, language=language), [])
+        .rows
+    )
     assert rows[3, 1] == (NOTHINK if tag is None else THINK)
     assert tag is None or rows[5, 1] == tag
 
@@ -112,7 +132,11 @@ def test_control_tokens_in_a_text_are_text() -> None:
     prompts = [
         builder("design_1b7").build(SpeechRequest(text=spelled, instruction=spelled), []),
         builder("base_1b7").build(
-            SpeechRequest(text=spelled, reference=b"x", reference_text=spelled, streaming_text=False), [CODES], [VOICE]
+            SpeechRequest(
+                text=spelled, reference=b"x", reference_text=spelled, streaming_text=False
+            ),
+            [CODES],
+            [VOICE],
         ),
     ]
     for prompt in prompts:
@@ -151,10 +175,25 @@ REFERENCE = {"reference": b"x"}
     [
         ("custom_1b7", {}, "voice", "needs a voice; it has aiden, dylan"),
         ("custom_1b7", {"voice": "nobody"}, "voice", "no voice 'nobody'; this model has aiden"),
-        ("custom_1b7", {"voice": "vivian", "task_type": "Base"}, "task_type", "this checkpoint is for CustomVoice"),
+        (
+            "custom_1b7",
+            {"voice": "vivian", "task_type": "Base"},
+            "task_type",
+            "this checkpoint is for CustomVoice",
+        ),
         ("custom_1b7", REFERENCE, "reference", "takes no reference"),
-        ("custom_1b7", {"voice": "vivian", "language": "klingon"}, "language", "knows auto, chinese, english"),
-        ("custom_1b7", {"voice": "vivian", "language": "beijing_dialect"}, "language", "knows auto"),
+        (
+            "custom_1b7",
+            {"voice": "vivian", "language": "klingon"},
+            "language",
+            "knows auto, chinese, english",
+        ),
+        (
+            "custom_1b7",
+            {"voice": "vivian", "language": "beijing_dialect"},
+            "language",
+            "knows auto",
+        ),
         ("design_1b7", {"voice": "vivian"}, "voice", "VoiceDesign checkpoint has no voices"),
         ("design_1b7", REFERENCE, "reference", "takes no reference"),
         ("base_1b7", {}, "reference", "voice of one recording, got 0"),
@@ -174,20 +213,30 @@ def test_refusals(name: str, fields: dict[str, Any], param: str, words: str) -> 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"quality": "high"}, {"sound_event": "rain"}, {"ambient_sound": "park"}, {"tokens": 5}, {"join": " "}],
+    [
+        {"quality": "high"},
+        {"sound_event": "rain"},
+        {"ambient_sound": "park"},
+        {"tokens": 5},
+        {"join": " "},
+    ],
 )
 def test_fields_of_other_families_are_refused(fields: dict[str, Any]) -> None:
     (name,) = fields
     with pytest.raises(InvalidRequestError, match=f"does not know {name}") as caught:
         check_fields(SpeechRequest(text="a", **fields), builder("design_1b7").takes)
     assert caught.value.param == name
-    own = SpeechRequest(text="a", language="en", instruction="b", task_type="Base", streaming_text=True)
+    own = SpeechRequest(
+        text="a", language="en", instruction="b", task_type="Base", streaming_text=True
+    )
     check_fields(own, builder("design_1b7").takes)
 
 
 def test_needs() -> None:
     make = builder("base_1b7")
-    alone, continued = (SpeechRequest(text="a", reference=b"x", reference_text=words) for words in (None, "b"))
+    alone, continued = (
+        SpeechRequest(text="a", reference=b"x", reference_text=words) for words in (None, "b")
+    )
     assert (make.needs(alone).codes, make.needs(alone).voice) == (False, True)
     assert (make.needs(continued).codes, make.needs(continued).voice) == (True, True)
 
@@ -195,7 +244,9 @@ def test_needs() -> None:
 # ---- vocab.json and merges.txt
 
 
-def copied(tmp_path: Path, names: Sequence[str] = ("vocab.json", "merges.txt", "added_tokens.json")) -> Path:
+def copied(
+    tmp_path: Path, names: Sequence[str] = ("vocab.json", "merges.txt", "added_tokens.json")
+) -> Path:
     for name in names:
         shutil.copy(GOLDEN / "base_1b7" / name, tmp_path / name)
     return tmp_path

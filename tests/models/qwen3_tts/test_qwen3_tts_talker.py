@@ -65,7 +65,11 @@ def test_texts_of_the_frames(folder: str, name: str, number: int) -> None:
 def test_greedy_frames(folder: str, name: str, number: int, chunk: int) -> None:
     one = case(folder, name, number)
     (frames_FN,) = speak(
-        one.checkpoint.talker, [one.rows], greedy(1, one.penalty), max_frames=one.max_frames, chunk=chunk
+        one.checkpoint.talker,
+        [one.rows],
+        greedy(1, one.penalty),
+        max_frames=one.max_frames,
+        chunk=chunk,
     )
     assert torch.equal(frames_FN, one.tensor(f"codes/{number}"))
 
@@ -83,7 +87,9 @@ def test_teacher_forced(folder: str, name: str, number: int) -> None:
     fed_FD = talker.embed_frame(frames_FN, torch.tensor(texts))
     assert_close(fed_FD, one.tensor("talker/decode_inputs_embeds")[number, :count])
     prompt_1TD = talker.embed(torch.from_numpy(one.rows.rows)[None], one.voice)
-    hidden_FD = talker.backbone(torch.cat([prompt_1TD, fed_FD[None]], 1))[0, len(one.rows.rows) - 1 :]
+    hidden_FD = talker.backbone(torch.cat([prompt_1TD, fed_FD[None]], 1))[
+        0, len(one.rows.rows) - 1 :
+    ]
     assert_close(hidden_FD, one.tensor("talker/hidden")[number, : count + 1])
     logits_FV = one.tensor("talker/logits")[number, : count + 1]
     assert_close(talker.code_head(hidden_FD), logits_FV)
@@ -108,7 +114,9 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(chunk: int) -> None:
     """All cases of one checkpoint together: queues of different lengths, with and without a voice's
     own text.
     """
-    chosen = [(folder, name, number) for folder, name, number in all_cases() if folder == "base_1b7"]
+    chosen = [
+        (folder, name, number) for folder, name, number in all_cases() if folder == "base_1b7"
+    ]
     together = [case(*one) for one in chosen if "nopen" not in one[1]]
     assert {one.penalty for one in together} == {1.05}
     talker, prompts = together[0].checkpoint.talker, [one.rows for one in together]
@@ -130,7 +138,9 @@ def test_sampling_filters() -> None:
         allowed_BV = talker.allowed(raw_BV, torch.tensor([step]), torch.tensor([0]))
         got_BV = probabilities(allowed_BV, DrawArgs(*cuts, torch.tensor([1.05])), seen_BV)
         kept_BV = wanted_BV.softmax(1)
-        assert torch.allclose(got_BV, torch.cat([kept_BV[:, :codes], kept_BV[:, eos : eos + 1]], 1), atol=1e-6)
+        assert torch.allclose(
+            got_BV, torch.cat([kept_BV[:, :codes], kept_BV[:, eos : eos + 1]], 1), atol=1e-6
+        )
         assert torch.equal(got_BV[0, -1] > 0, wanted_BV[0, eos].isfinite())
     for step in range(15):
         raw_BV, wanted_BV = (tensors[f"predictor/{step}/{name}"] for name in ("raw", "processed"))
@@ -186,7 +196,9 @@ def test_a_frame_is_its_draws_one_by_one() -> None:
         assert torch.equal(stop_B, first_B == 64)
         assert torch.equal(codes_BN[:, 0], first_B.masked_fill(stop_B, 0))
         inputs = [hidden_BD, talker.codec_embedding(codes_BN[:, 0])]
-        y_BPD = talker.predictor(torch.cat([torch.stack(inputs, 1), talker.predictor.embed(codes_BN[:, 1:-1])], 1))
+        y_BPD = talker.predictor(
+            torch.cat([torch.stack(inputs, 1), talker.predictor.embed(codes_BN[:, 1:-1])], 1)
+        )
         for k in range(1, config.n_vq):
             logits_BV = talker.predictor.logits(y_BPD[:, k], k)
             assert torch.equal(codes_BN[:, k], draw_at(logits_BV, other_args, u_BK[:, k]))
@@ -199,11 +211,16 @@ def test_a_frame_is_its_draws_one_by_one() -> None:
 
 def test_without_parameters_of_its_own_the_predictor_draws_as_code_0_is_drawn() -> None:
     talker = checkpoint("custom_0b6").talker
-    hidden_BD = torch.randn(3, talker.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    hidden_BD = torch.randn(
+        3, talker.config.hidden_size, generator=torch.Generator().manual_seed(3)
+    )
     codes = [DrawParams(temperature, 1.0, 50) for temperature in (0.5, 1.0, 2.0)]
     one, other = (
         talker.frame(hidden_BD, sampling_batch(rows), torch.arange(3), None)
-        for rows in ([ResolvedSampling(row) for row in codes], [ResolvedSampling(row, row) for row in codes])
+        for rows in (
+            [ResolvedSampling(row) for row in codes],
+            [ResolvedSampling(row, row) for row in codes],
+        )
     )
     assert torch.equal(one[1], other[1])
 
@@ -222,7 +239,10 @@ def test_bfloat16_stays_near() -> None:
     """Half-precision weights: prompt rows round as the official sum does, frames need not be the
     same.
     """
-    one, half = case("base_1b7", "icl_stream_text_longer", 0), checkpoint("base_1b7", torch.bfloat16)
+    one, half = (
+        case("base_1b7", "icl_stream_text_longer", 0),
+        checkpoint("base_1b7", torch.bfloat16),
+    )
     rows_1TR = torch.from_numpy(one.rows.rows)[None]
     x_TD = half.talker.embed(rows_1TR, one.voice.bfloat16())[0]
     assert x_TD.dtype == torch.bfloat16
@@ -238,12 +258,18 @@ def test_every_parameter_gets_a_gradient() -> None:
     with torch.enable_grad():
         hidden_BTD = talker.backbone(talker.embed(torch.from_numpy(one.rows.rows)[None], one.voice))
         frames_FN = one.tensor("codes/0")
-        first_F2D = torch.stack([hidden_BTD[0, -len(frames_FN) :], talker.codec_embedding(frames_FN[:, 0])], 1)
-        y_FPD = talker.predictor(torch.cat([first_F2D, talker.predictor.embed(frames_FN[:, 1:-1])], 1))
+        first_F2D = torch.stack(
+            [hidden_BTD[0, -len(frames_FN) :], talker.codec_embedding(frames_FN[:, 0])], 1
+        )
+        y_FPD = talker.predictor(
+            torch.cat([first_F2D, talker.predictor.embed(frames_FN[:, 1:-1])], 1)
+        )
         loss = talker.code_head(hidden_BTD).logsumexp(-1).sum()
         for k in range(1, 16):
             loss = loss + talker.predictor.logits(y_FPD[:, k], k).logsumexp(-1).sum()
-        loss = loss + talker.predictor.embed(frames_FN[:, 1:]).sum()  # code 15 is fed to the backbone alone
+        loss = (
+            loss + talker.predictor.embed(frames_FN[:, 1:]).sum()
+        )  # code 15 is fed to the backbone alone
         gradients = torch.autograd.grad(loss, list(talker.parameters()))
     for gradient in gradients:
         assert gradient.isfinite().all()

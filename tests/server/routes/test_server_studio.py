@@ -20,7 +20,11 @@ OUTSIDE = re.compile(r"https?:(?!//www\.w3\.org/2000/svg)|[\"'(]//")
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    app = create_app(FakePool(), ServerSettings(api_keys=("secret",)), new_store(tmp_path_factory.mktemp("voices")))
+    app = create_app(
+        FakePool(),
+        ServerSettings(api_keys=("secret",)),
+        new_store(tmp_path_factory.mktemp("voices")),
+    )
     with on_loopback(app) as address, httpx.Client(base_url=address) as client:
         yield client
 
@@ -52,7 +56,9 @@ def test_the_page_needs_no_key_and_says_what_it_is(client: httpx.Client) -> None
 
 
 def test_everything_it_loads_is_there(client: httpx.Client, page: str) -> None:
-    files = re.findall(r'(?:src|href)="(studio/.+?)"', page) + [f"studio/{name}" for name in scripts(client, page)]
+    files = re.findall(r'(?:src|href)="(studio/.+?)"', page) + [
+        f"studio/{name}" for name in scripts(client, page)
+    ]
     assert len(set(files)) == 4
     for name in files:
         answer = client.get(f"/{name}")

@@ -38,7 +38,11 @@ SECONDS = len(TEXT.strip()) * FRAME_SAMPLES / RATE
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if path is None:
         pytest.skip("needs chromium: apt-get install chromium")
     with sync_playwright() as playwright:
@@ -77,7 +81,9 @@ def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
     # What the server refused or broke off is in the console as well, and advice about these tests
     # themselves.
     assert [
-        text for text in complaints if not re.search("status of [45]|INCOMPLETE_CHUNKED|willReadFrequently", text)
+        text
+        for text in complaints
+        if not re.search("status of [45]|INCOMPLETE_CHUNKED|willReadFrequently", text)
     ] == []
     assert [url for url in requests if not url.startswith((address, "blob:", "data:"))] == []
     context.close()
@@ -134,11 +140,13 @@ def test_type_listen_and_see(page: Page) -> None:
 
 def test_the_waveform_grows_and_is_heard(page: Page) -> None:
     colours = """() => {
-        const wave = document.getElementById("wave"), style = getComputedStyle(wave), pen = wave.getContext("2d");
+        const wave = document.getElementById("wave"), style = getComputedStyle(wave);
+            const pen = wave.getContext("2d");
         const rgb = (name) => parseInt(style.getPropertyValue(name).slice(1), 16);
         const { data } = pen.getImageData(0, wave.height / 2, wave.width, 1);
         const count = (name) => [...Array(wave.width).keys()].filter(
-            (x) => (data[4 * x] << 16 | data[4 * x + 1] << 8 | data[4 * x + 2]) === rgb(name)).length;
+            (x) => (data[4 * x] << 16 | data[4 * x + 1] << 8 | data[4 * x + 2])
+                    === rgb(name)).length;
         return { heard: count("--one"), waits: count("--wave") };
     }"""
     speak(page)
@@ -186,7 +194,13 @@ def test_keyboard_alone(page: Page, engine: FakePool) -> None:
     for _ in range(5):
         page.keyboard.press("Tab")
         order.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
-    assert order == ["voice", "language", "speak", "SUMMARY", "seed-used"]  # Stop cannot be pressed now
+    assert order == [
+        "voice",
+        "language",
+        "speak",
+        "SUMMARY",
+        "seed-used",
+    ]  # Stop cannot be pressed now
     page.keyboard.press("Enter")
     assert page.input_value("#seed") == page.inner_text("#seed-used") != ""
     page.keyboard.press("Tab")
@@ -197,7 +211,13 @@ def test_keyboard_alone(page: Page, engine: FakePool) -> None:
 
 def test_fields_reach_the_engine(page: Page, engine: FakePool) -> None:
     page.click(".compose summary")
-    values = {"language": "German", "instructions": "calm", "temperature": "0.5", "top_k": "7", "max_new_tokens": "9"}
+    values = {
+        "language": "German",
+        "instructions": "calm",
+        "temperature": "0.5",
+        "top_k": "7",
+        "max_new_tokens": "9",
+    }
     for name, value in values.items():
         page.fill(f"#{name}", value)
     page.fill("#seed", str(2**63 - 1))
@@ -313,7 +333,10 @@ def test_the_key_stays_in_this_tab(browser: Browser, engine: FakePool, tmp_path:
         expect(page.locator("#voices li")).not_to_have_count(0)
         speak(page, "Let in.")
         expect(page.locator("#state")).to_have_text("finished")
-        assert page.evaluate("[Object.values(sessionStorage), localStorage.length]") == [["secret"], 0]
+        assert page.evaluate("[Object.values(sessionStorage), localStorage.length]") == [
+            ["secret"],
+            0,
+        ]
         page.reload()
         expect(page.locator("#voices li")).not_to_have_count(0)
         context.close()
@@ -321,14 +344,17 @@ def test_the_key_stays_in_this_tab(browser: Browser, engine: FakePool, tmp_path:
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1440])
 def test_fits_every_screen(browser: Browser, address: str, width: int) -> None:
-    with opened(browser, address, viewport={"width": width, "height": 740}, has_touch=width < 700) as page:
+    with opened(
+        browser, address, viewport={"width": width, "height": 740}, has_touch=width < 700
+    ) as page:
         for summary in page.locator("main summary").all():
             summary.click()
         speak(page, "Averylongwordwithoutanyspaceinitthatgoesonandon")
         expect(page.locator("#state")).to_have_text("playing")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         sizes = page.evaluate(
-            "[...document.querySelectorAll('button, select, input, summary')].filter((e) => e.checkVisibility())"
+            "[...document.querySelectorAll('button, select, input, summary')].filter((e) => "
+            "e.checkVisibility())"
             ".map((e) => [e.id || e.textContent, e.getBoundingClientRect().height])"
         )
         assert [name for name, height in sizes if height < 20] == []
@@ -340,7 +366,8 @@ def test_contrast(browser: Browser, address: str, scheme: Any) -> None:
     script = """() => {
         const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
         const luminance = ([r, g, b]) => {
-            const linear = (x) => ((x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+            const linear = (x) => (
+                (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
             return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
         };
         const ground = (e) => {
@@ -351,10 +378,13 @@ def test_contrast(browser: Browser, address: str, scheme: Any) -> None:
         };
         const low = [];
         for (const e of document.querySelectorAll("body *")) {
-            if (!e.checkVisibility() || e.disabled || ![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
+            if (!e.checkVisibility() || e.disabled
+                || ![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
                 continue;
-            const [a, b] = [luminance(parse(getComputedStyle(e).color)), luminance(ground(e))].sort((x, y) => y - x);
-            if ((a + 0.05) / (b + 0.05) < 4.5) low.push(`${e.textContent}: ${(a + 0.05) / (b + 0.05)}`);
+            const [a, b] = [luminance(parse(getComputedStyle(e).color)), luminance(ground(e))]
+                .sort((x, y) => y - x);
+            const ratio = (a + 0.05) / (b + 0.05);
+            if (ratio < 4.5) low.push(`${e.textContent}: ${ratio}`);
         }
         return low;
     }"""
@@ -364,7 +394,10 @@ def test_contrast(browser: Browser, address: str, scheme: Any) -> None:
         for summary in page.locator("summary").all():
             summary.click()
         assert page.evaluate(script) == []
-        light = page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(245, 243, 238)"
+        light = (
+            page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+            == "rgb(245, 243, 238)"
+        )
         assert light == (scheme == "light")
 
 
@@ -383,7 +416,8 @@ def test_reduced_motion_is_respected(browser: Browser, address: str) -> None:
 def test_screen_readers_get_names(page: Page) -> None:
     names = page.evaluate(
         "[...document.querySelectorAll('button, input, select, textarea, canvas, [role=meter]')]"
-        ".filter((e) => !(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)"
+        ".filter((e) => !(e.ariaLabel || e.labels?.length || e.textContent.trim())).map((e) => "
+        "e.outerHTML)"
     )
     assert names == []
     expect(page.get_by_role("meter", name="Level")).to_be_visible()

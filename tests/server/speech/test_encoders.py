@@ -59,11 +59,15 @@ def voice(rate: int, seconds: float, channels: int = 1) -> NDArray[np.float32]:
 def decoded(body: bytes, response_format: str, rate: int, channels: int) -> AudioArray:
     if response_format == "pcm":
         samples_SC = np.frombuffer(body, "<i2").reshape(-1, channels)
-        return AudioArray(np.ascontiguousarray(samples_SC.T).astype(np.float32) / np.float32(32768), rate)
+        return AudioArray(
+            np.ascontiguousarray(samples_SC.T).astype(np.float32) / np.float32(32768), rate
+        )
     return decode_audio(body, max_bytes=1 << 26, max_seconds=60)
 
 
-def streamed(response_format: str, samples_CS: Samples, rate: int, cuts: list[int], speed: float = 1.0) -> bytes:
+def streamed(
+    response_format: str, samples_CS: Samples, rate: int, cuts: list[int], speed: float = 1.0
+) -> bytes:
     encoder = AudioEncoder(response_format, rate, samples_CS.shape[0], speed)
     edges = [0, *sorted(cuts), samples_CS.shape[1]]
     pieces = [encoder.feed(samples_CS[:, a:b]) for a, b in itertools.pairwise(edges)]
@@ -80,7 +84,9 @@ def signal_to_noise_db(wanted_CS: NDArray[np.float32], found_CS: NDArray[np.floa
 def test_a_stream_is_what_its_encoder_says(response_format: str, rate: int, channels: int) -> None:
     samples_CS = voice(rate, 1.2345, channels)
     encoder = AudioEncoder(response_format, rate, channels)
-    pieces = [encoder.feed(samples_CS[:, i : i + 1920]) for i in range(0, samples_CS.shape[1], 1920)]
+    pieces = [
+        encoder.feed(samples_CS[:, i : i + 1920]) for i in range(0, samples_CS.shape[1], 1920)
+    ]
     body = b"".join([*pieces, encoder.finish()])
     audio = decoded(body, response_format, rate, channels)
     assert (encoder.channels, encoder.sample_rate) == (audio.samples.shape[0], audio.sample_rate)
@@ -132,19 +138,27 @@ def test_every_length_is_kept_within_a_coding_frame(
     ):
         audio = decoded(body, response_format, rate, channels)
         wanted = round(samples * audio.sample_rate / rate) + PRIMING_SAMPLES.get(response_format, 0)
-        assert 0 <= audio.samples.shape[1] - wanted < PADDING_SAMPLES.get((response_format, rate), 1)
+        assert (
+            0 <= audio.samples.shape[1] - wanted < PADDING_SAMPLES.get((response_format, rate), 1)
+        )
 
 
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate", [8000, 16000, 22050, 24000, 32000, 44100, 48000])
 def test_a_streamed_mp3_says_where_it_begins(rate: int, channels: int) -> None:
-    """A silent frame of its own, of the others' size and kind, with the tag that players look for."""
+    """A silent frame of its own, of the others' size and kind, with the tag that players
+    look for.
+    """
     body = streamed("mp3", voice(rate, 0.5, channels), rate, [])
     lead = info_frame(body)  # any frame of the body makes the same one
     assert body.startswith(lead)
     assert body[len(lead) :][:2] == lead[:2] == body[:2]
     tag = lead.index(b"Info")
-    assert tag == 4 + {(True, 1): 17, (True, 2): 32, (False, 1): 9, (False, 2): 17}[rate >= 32000, channels]
+    assert (
+        tag
+        == 4
+        + {(True, 1): 17, (True, 2): 32, (False, 1): 9, (False, 2): 17}[rate >= 32000, channels]
+    )
     assert lead[tag + 4 : tag + 12] == b"\0\0\0\2\xff\xff\xff\xff"
     assert int.from_bytes(lead[tag + 33 : tag + 36], "big") == 576 << 12
     # A decoder that knows nothing of tags plays one silent frame more, and the delay.
@@ -182,7 +196,9 @@ CUTS = st.lists(st.integers(0, 4800), max_size=12)
     speed=st.sampled_from([1.0, 1.0, 0.3, 0.75, 1.9, 3.5]),
     cuts=CUTS,
 )
-def test_any_chunking_gives_the_same_bytes(response_format: str, rate: int, speed: float, cuts: list[int]) -> None:
+def test_any_chunking_gives_the_same_bytes(
+    response_format: str, rate: int, speed: float, cuts: list[int]
+) -> None:
     samples_CS = voice(rate, 4800 / rate)
     assert streamed(response_format, samples_CS, rate, cuts, speed) == streamed(
         response_format, samples_CS, rate, [], speed
@@ -190,8 +206,12 @@ def test_any_chunking_gives_the_same_bytes(response_format: str, rate: int, spee
 
 
 @settings(max_examples=25, deadline=None)
-@given(speed=st.sampled_from([1.0, 0.25, 0.9, 2.0, 4.0]), cuts=CUTS, channels=st.sampled_from([1, 2]))
-def test_streamed_samples_are_those_of_the_whole(speed: float, cuts: list[int], channels: int) -> None:
+@given(
+    speed=st.sampled_from([1.0, 0.25, 0.9, 2.0, 4.0]), cuts=CUTS, channels=st.sampled_from([1, 2])
+)
+def test_streamed_samples_are_those_of_the_whole(
+    speed: float, cuts: list[int], channels: int
+) -> None:
     samples_CS = voice(24000, 0.2, channels)
     whole = encode_whole("pcm", samples_CS, 24000, speed)
     assert streamed("pcm", samples_CS, 24000, cuts, speed) == whole.body
@@ -213,7 +233,11 @@ def test_what_was_fed_can_be_heard_after_the_stated_delay(response_format: str, 
         audio = decoded(bytes(body), response_format, rate, 1)
         heard = audio.seconds - PRIMING_SAMPLES.get(response_format, 0) / rate
         held_back_ms.append(1000 * (end / rate - heard))
-    assert DELAYS_MS[response_format, rate] * 0.7 <= max(held_back_ms) <= DELAYS_MS[response_format, rate] + 1e-6
+    assert (
+        DELAYS_MS[response_format, rate] * 0.7
+        <= max(held_back_ms)
+        <= DELAYS_MS[response_format, rate] + 1e-6
+    )
 
 
 @pytest.mark.parametrize("rate", [24000, 48000])
@@ -258,7 +282,9 @@ def test_speed_in_a_stream_comes_with_a_bounded_delay() -> None:
 @pytest.mark.parametrize("speed", [1.0, 1.3])
 @pytest.mark.parametrize("rate", [24000, 22050])
 @pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
-def test_16_bit_samples_are_coded_as_the_floats_that_they_are(response_format: str, rate: int, speed: float) -> None:
+def test_16_bit_samples_are_coded_as_the_floats_that_they_are(
+    response_format: str, rate: int, speed: float
+) -> None:
     samples_CS = to_int16(2.5 * voice(rate, 0.4, 2))  # some of them at full scale
     samples_CS.flags.writeable = False  # as what has come in a message
     cuts = [100, 101, 3000]
@@ -273,7 +299,9 @@ def test_16_bit_samples_are_coded_as_the_floats_that_they_are(response_format: s
 @pytest.mark.parametrize("samples", [0, 1, 100])
 @pytest.mark.parametrize("speed", [0.25, 1.0, 1.3])
 @pytest.mark.parametrize("response_format", RESPONSE_FORMATS)
-def test_very_short_audio_keeps_its_length(response_format: str, speed: float, samples: int) -> None:
+def test_very_short_audio_keeps_its_length(
+    response_format: str, speed: float, samples: int
+) -> None:
     samples_CS = np.full((1, samples), 0.25, np.float32)
     for body in (
         streamed(response_format, samples_CS, 24000, [], speed),
@@ -285,7 +313,9 @@ def test_very_short_audio_keeps_its_length(response_format: str, speed: float, s
             if response_format in {"wav", "pcm", "flac"}:
                 assert audio.samples.shape[1] == round(samples / speed)
         else:
-            with pytest.raises(AudioFileError, match=r"holds no samples|is not an audio file|is empty"):
+            with pytest.raises(
+                AudioFileError, match=r"holds no samples|is not an audio file|is empty"
+            ):
                 decoded(body, response_format, 24000, 1)
 
 

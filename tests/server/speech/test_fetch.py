@@ -28,7 +28,10 @@ LOCAL = FetchPolicy(allow_private=True, max_bytes=10_000, total_seconds=5.0)
 
 def answer(body: bytes, *headers: str, status: str = "200 OK", length: bool = True) -> bytes:
     stated = [f"Content-Length: {len(body)}"] if length else []
-    return "\r\n".join([f"HTTP/1.1 {status}", *headers, *stated, "Connection: close", "", ""]).encode() + body
+    return (
+        "\r\n".join([f"HTTP/1.1 {status}", *headers, *stated, "Connection: close", "", ""]).encode()
+        + body
+    )
 
 
 class Site:
@@ -50,7 +53,11 @@ class Site:
             self.requests.append(head)
             path = head.split()[1]
             if path.startswith("/hang"):
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\n\r\nRIFF" if path == "/hang-body" else b"")
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\n\r\nRIFF"
+                    if path == "/hang-body"
+                    else b""
+                )
                 await asyncio.sleep(30)
             elif path == "/drip":
                 writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -114,7 +121,9 @@ async def resolve_numbers(host: str, _port: int) -> Sequence[str]:
     return [host]
 
 
-async def refused(source: str, policy: FetchPolicy = LOCAL, resolve: fetch.Resolver = resolve_numbers) -> str:
+async def refused(
+    source: str, policy: FetchPolicy = LOCAL, resolve: fetch.Resolver = resolve_numbers
+) -> str:
     with pytest.raises(ReferenceAudioError) as caught:
         await fetch_reference(source, policy, resolve=resolve)
     message = str(caught.value)
@@ -126,13 +135,16 @@ async def refused(source: str, policy: FetchPolicy = LOCAL, resolve: fetch.Resol
     return message
 
 
-# ---------------------------------------------------------------------------------------------------- http
+# --------------------------------------------------------------------------------------------------
+# http
 
 
 def test_a_recording_is_fetched() -> None:
     async def use(site: Site) -> None:
         site.answers["/a.wav?x=1"] = answer(AUDIO, "Content-Type: audio/wav")
-        site.answers["/chunked"] = answer(b"5\r\nRIFFx\r\n0\r\n\r\n", "Transfer-Encoding: chunked", length=False)
+        site.answers["/chunked"] = answer(
+            b"5\r\nRIFFx\r\n0\r\n\r\n", "Transfer-Encoding: chunked", length=False
+        )
         site.answers["/plain"] = answer(AUDIO, "Content-Type: text/plain", length=False)
         assert await fetch_reference(site.url("/a.wav?x=1#part"), LOCAL) == AUDIO
         assert await fetch_reference(site.url("/chunked"), LOCAL) == b"RIFFx"
@@ -153,14 +165,19 @@ def test_the_connection_goes_to_the_address_that_was_checked() -> None:
             return ["127.0.0.1"]
 
         # No resolver but ours knows this host: another resolution would fail.
-        assert await fetch_reference(site.url("/a.wav", "voices.invalid"), LOCAL, resolve=resolve) == AUDIO
+        assert (
+            await fetch_reference(site.url("/a.wav", "voices.invalid"), LOCAL, resolve=resolve)
+            == AUDIO
+        )
         assert asked == [("voices.invalid", site.port)]
         assert f"Host: voices.invalid:{site.port}\r\n" in site.requests[0]
 
     with_site(use)
 
 
-def test_a_host_that_changes_its_mind_is_checked_at_every_hop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_changes_its_mind_is_checked_at_every_hop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(fetch, "is_public", lambda address: address == "127.0.0.1")
     policy = FetchPolicy(max_bytes=10_000)
 
@@ -172,7 +189,9 @@ def test_a_host_that_changes_its_mind_is_checked_at_every_hop(monkeypatch: pytes
         async def resolve(_host: str, _port: int) -> Sequence[str]:
             return replies.pop(0)
 
-        assert "not at a public address" in await refused(site.url("/start", "voices.invalid"), policy, resolve=resolve)
+        assert "not at a public address" in await refused(
+            site.url("/start", "voices.invalid"), policy, resolve=resolve
+        )
         assert site.connections == 1
         assert replies == []
 
@@ -183,8 +202,13 @@ def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
     async def use(site: Site) -> None:
         site.answers["/a.wav"] = answer(AUDIO)
         both = resolver("127.0.0.9", "127.0.0.1")
-        assert await fetch_reference(site.url("/a.wav", "voices.invalid"), LOCAL, resolve=both) == AUDIO
-        assert "cannot be reached" in await refused(site.url("/a.wav", "x.invalid"), resolve=resolver("127.0.0.9"))
+        assert (
+            await fetch_reference(site.url("/a.wav", "voices.invalid"), LOCAL, resolve=both)
+            == AUDIO
+        )
+        assert "cannot be reached" in await refused(
+            site.url("/a.wav", "x.invalid"), resolve=resolver("127.0.0.9")
+        )
 
     with_site(use)
 
@@ -193,10 +217,14 @@ def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
 def test_redirects_are_followed(status: str) -> None:
     async def use(site: Site) -> None:
         site.answers["/one"] = answer(b"moved", "Location: two?key=s3cret", status=status)
-        site.answers["/two?key=s3cret"] = answer(b"moved", f"Location: {site.url('/three')}", status=status)
+        site.answers["/two?key=s3cret"] = answer(
+            b"moved", f"Location: {site.url('/three')}", status=status
+        )
         site.answers["/three"] = answer(AUDIO)
         assert await fetch_reference(site.url("/one"), LOCAL) == AUDIO
-        assert "more than 1 redirects" in await refused(site.url("/one"), LOCAL.model_copy(update={"max_redirects": 1}))
+        assert "more than 1 redirects" in await refused(
+            site.url("/one"), LOCAL.model_copy(update={"max_redirects": 1})
+        )
 
     with_site(use)
 
@@ -230,7 +258,10 @@ def test_redirects_that_are_not_followed(location: str, message: str) -> None:
         (answer(b"", status="204 No Content"), "answers with status 204"),
         (answer(b"", status="302 Found"), "answers with status 302"),
         (answer(b"x", "Content-Type: text/html; charset=utf-8"), "is a web page"),
-        (answer(b"\xef\xbb\xbf\n <!DOCTYPE HTML><html>", "Content-Type: audio/wav"), "is a web page"),
+        (
+            answer(b"\xef\xbb\xbf\n <!DOCTYPE HTML><html>", "Content-Type: audio/wav"),
+            "is a web page",
+        ),
         (answer(b"{}", "Content-Type: application/json"), "is 'application/json', not a recording"),
         (answer(b"x", "Content-Type: image/png"), "is 'image/png', not a recording"),
         (answer(bytes(10_001)), "more than 10000 bytes"),
@@ -238,9 +269,15 @@ def test_redirects_that_are_not_followed(location: str, message: str) -> None:
         (answer(AUDIO, "Content-Encoding: br"), "sends its content as 'br'"),
         (answer(b"not gzip", "Content-Encoding: gzip"), "broken gzip"),
         (answer(gzip.compress(AUDIO)[:-9], "Content-Encoding: gzip"), "gzip that is cut short"),
-        (answer(gzip.compress(bytes(50_000_000)), "Content-Encoding: gzip"), "more than 10000 bytes"),
+        (
+            answer(gzip.compress(bytes(50_000_000)), "Content-Encoding: gzip"),
+            "more than 10000 bytes",
+        ),
         (answer(gzip.compress(bytes(10_001)), "Content-Encoding: gzip"), "more than 10000 bytes"),
-        (answer(gzip.compress(b"") + bytes(10_001), "Content-Encoding: gzip", length=False), "more than 10000 bytes"),
+        (
+            answer(gzip.compress(b"") + bytes(10_001), "Content-Encoding: gzip", length=False),
+            "more than 10000 bytes",
+        ),
         (answer(AUDIO)[:-5], "connection to .* broke"),
         (b"SSH-2.0-OpenSSH_9\r\n", "connection to .* broke"),
         (b"", "connection to .* broke"),
@@ -335,13 +372,25 @@ def test_a_message_shows_no_more_of_a_url_than_where_it_leads() -> None:
     asyncio.run(use())
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl program makes the certificate")
+@pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="the openssl program makes the certificate"
+)
 def test_a_certificate_is_checked_for_the_host_and_not_the_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=voices.invalid"
-    names = ["-addext", "subjectAltName=DNS:voices.invalid", "-keyout", str(key), "-out", str(certificate)]
+    make = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "
+        "/CN=voices.invalid"
+    )
+    names = [
+        "-addext",
+        "subjectAltName=DNS:voices.invalid",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run([*make.split(), *names], check=True, capture_output=True)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(certificate, key)
@@ -351,8 +400,12 @@ def test_a_certificate_is_checked_for_the_host_and_not_the_address(
             running.answers["/a"] = answer(AUDIO)
             local = resolver("127.0.0.1")
             good = running.url("/a", "voices.invalid").replace("http:", "https:")
-            assert "cannot be reached" in await refused(good, resolve=local)  # its certificate has no known issuer
-            monkeypatch.setattr(fetch, "_tls", lambda: ssl.create_default_context(cafile=str(certificate)))
+            assert "cannot be reached" in await refused(
+                good, resolve=local
+            )  # its certificate has no known issuer
+            monkeypatch.setattr(
+                fetch, "_tls", lambda: ssl.create_default_context(cafile=str(certificate))
+            )
             assert await fetch_reference(good, LOCAL, resolve=local) == AUDIO
             other = good.replace("voices.invalid", "other.invalid")
             assert "cannot be reached" in await refused(other, resolve=local)
@@ -360,10 +413,13 @@ def test_a_certificate_is_checked_for_the_host_and_not_the_address(
     asyncio.run(use())
 
 
-# ---------------------------------------------------------------------------------------------------- addresses
+# --------------------------------------------------------------------------------------------------
+# addresses
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"]
+)
 def test_public_addresses(address: str) -> None:
     assert is_public(address)
 
@@ -371,7 +427,16 @@ def test_public_addresses(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        *("127.0.0.1", "127.8.8.8", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "0.0.0.0", "0.1.2.3"),
+        *(
+            "127.0.0.1",
+            "127.8.8.8",
+            "10.1.2.3",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "0.0.0.0",
+            "0.1.2.3",
+        ),
         *(
             "169.254.169.254",
             "100.64.0.1",
@@ -382,9 +447,33 @@ def test_public_addresses(address: str) -> None:
             "192.0.2.1",
         ),
         *("224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255"),
-        *("::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "ff0e::1"),
-        *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1"),
-        *("64:ff9b:1::8.8.8.8", "2002:7f00:1::", "2002:808:808::", "2001:0:1::1", "2001:db8::1", "3fff::1", "5f00::1"),
+        *(
+            "::",
+            "::1",
+            "fe80::1",
+            "fe80::1%eth0",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fec0::1",
+            "ff02::1",
+            "ff0e::1",
+        ),
+        *(
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "::127.0.0.1",
+            "64:ff9b::127.0.0.1",
+            "64:ff9b::10.0.0.1",
+        ),
+        *(
+            "64:ff9b:1::8.8.8.8",
+            "2002:7f00:1::",
+            "2002:808:808::",
+            "2001:0:1::1",
+            "2001:db8::1",
+            "3fff::1",
+            "5f00::1",
+        ),
         *("", "localhost", "127.1", "::ffff:999.0.0.1"),
     ],
 )
@@ -395,19 +484,25 @@ def test_other_addresses_are_refused_before_a_connection(address: str) -> None:
         policy = FetchPolicy()
         url = site.url("/a", "voices.invalid")
         assert "not at a public address" in await refused(url, policy, resolve=resolver(address))
-        assert "not at a public address" in await refused(url, policy, resolve=resolver("8.8.8.8", address))
+        assert "not at a public address" in await refused(
+            url, policy, resolve=resolver("8.8.8.8", address)
+        )
         assert site.connections == 0
 
     with_site(use)
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "[::ffff:127.0.0.1]"]
+    "host",
+    ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "[::ffff:127.0.0.1]"],
 )
 def test_spellings_of_loopback_are_refused(host: str) -> None:
     async def use(site: Site) -> None:
         message = await refused(site.url("/a", host), FetchPolicy(), fetch.resolve_host)
-        assert any(reason in message for reason in ("not at a public address", "is not found", "not a valid URL"))
+        assert any(
+            reason in message
+            for reason in ("not at a public address", "is not found", "not a valid URL")
+        )
         assert site.connections == 0
 
     with_site(use)
@@ -432,10 +527,13 @@ def test_urls_that_are_none(source: str, message: str) -> None:
 
 
 def test_urls_can_be_turned_off() -> None:
-    assert "fetches no URLs" in asyncio.run(refused("http://127.0.0.1/a", FetchPolicy(allow_urls=False)))
+    assert "fetches no URLs" in asyncio.run(
+        refused("http://127.0.0.1/a", FetchPolicy(allow_urls=False))
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- data: and file:
+# --------------------------------------------------------------------------------------------------
+# data: and file:
 
 
 @pytest.mark.parametrize(
@@ -459,7 +557,10 @@ def test_data_uris(uri: str) -> None:
         ("data:audio/wav;base64,****", "not hold valid base64"),
         ("data:audio/wav;base64,AAAAA", "not hold valid base64"),
         ("data:audio/wav;base64,Ä", "not hold valid base64"),
-        ("data:audio/wav;base64," + base64.b64encode(bytes(10_001)).decode(), "more than 10000 bytes"),
+        (
+            "data:audio/wav;base64," + base64.b64encode(bytes(10_001)).decode(),
+            "more than 10000 bytes",
+        ),
         ("data:," + "a" * 10_001, "more than 10000 bytes"),
         ("data:," + "a" * 100_001, "more than 10000 bytes"),
         ("data:text/html,hello", "is a web page"),

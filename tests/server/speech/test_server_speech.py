@@ -75,13 +75,17 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def audio_of(events: list[dict[str, Any]]) -> bytes:
-    assert [event["type"] for event in events] == ["speech.audio.delta"] * (len(events) - 1) + ["speech.audio.done"]
+    assert [event["type"] for event in events] == ["speech.audio.delta"] * (len(events) - 1) + [
+        "speech.audio.done"
+    ]
     return b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
 
 
 def recording(seconds: float = 1.0) -> bytes:
     time_S = np.arange(int(RATE * seconds)) / RATE
-    return encode_audio(FORMATS[".wav"], (0.3 * np.sin(2000 * time_S)).astype(np.float32)[None], RATE)
+    return encode_audio(
+        FORMATS[".wav"], (0.3 * np.sin(2000 * time_S)).astype(np.float32)[None], RATE
+    )
 
 
 def decoded(body: bytes, response_format: str, rate: int) -> NDArray[np.float32]:
@@ -108,24 +112,41 @@ def test_every_format_in_every_form(http: httpx.Client, response_format: str, sp
         assert answer.headers["x-channels"] == "1"
         assert answer.headers["x-seed"] == "7"
         assert answer.headers["x-request-id"]
-        assert int(answer.headers["x-sample-rate"]) == (48_000 if response_format == "opus" else RATE)
+        assert int(answer.headers["x-sample-rate"]) == (
+            48_000 if response_format == "opus" else RATE
+        )
     assert int(whole.headers["content-length"]) == len(whole.content)
     assert whole.headers["x-finish-reason"] == "stop"
     rate = int(whole.headers["x-sample-rate"])
     expected = len(HELLO["input"]) * FRAME_SAMPLES / RATE / speed  # type: ignore[arg-type]
     stated = float(whole.headers["x-audio-seconds"])
-    assert stated == pytest.approx(decoded(whole.content, response_format, rate).shape[-1] / rate, abs=1 / RATE)
+    assert stated == pytest.approx(
+        decoded(whole.content, response_format, rate).shape[-1] / rate, abs=1 / RATE
+    )
     extra = CODING_FRAMES["aac"] / RATE if response_format == "aac" else 0.0
     assert stated - extra == pytest.approx(expected, abs=max(extra, 1 / RATE))
-    assert audio_of(events) == streamed.content or response_format == "opus"  # an ogg stream has a random number
+    assert (
+        audio_of(events) == streamed.content or response_format == "opus"
+    )  # an ogg stream has a random number
     for body in (whole.content, streamed.content, audio_of(events)):
         samples = decoded(body, response_format, rate)
-        assert abs(samples.shape[1] / rate - expected - extra) <= CODING_FRAMES[response_format] / rate
+        assert (
+            abs(samples.shape[1] / rate - expected - extra) <= CODING_FRAMES[response_format] / rate
+        )
         assert samples.std() > 0.05 or samples.dtype != np.float32
     done = events[-1]
     assert done["audio_seconds"] == pytest.approx(stated, abs=1 / RATE)
-    assert (done["seed"], done["finish_reason"], done["sample_rate"], done["channels"]) == (7, "stop", rate, 1)
-    assert done["usage"] == {"input_tokens": PROMPT_ROWS, "output_tokens": 13, "total_tokens": PROMPT_ROWS + 13}
+    assert (done["seed"], done["finish_reason"], done["sample_rate"], done["channels"]) == (
+        7,
+        "stop",
+        rate,
+        1,
+    )
+    assert done["usage"] == {
+        "input_tokens": PROMPT_ROWS,
+        "output_tokens": 13,
+        "total_tokens": PROMPT_ROWS + 13,
+    }
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -134,10 +155,17 @@ def test_streamed_and_whole_payloads_are_the_same_bytes(tmp_path: Path, channels
     with serving(engine, tmp_path) as http:
         pcm, wav = speak(http), speak(http, response_format="wav")
         assert pcm.content == speak(http, stream=False).content
-        assert wav.content[44:] == speak(http, response_format="wav", stream=False).content[44:] == pcm.content
+        assert (
+            wav.content[44:]
+            == speak(http, response_format="wav", stream=False).content[44:]
+            == pcm.content
+        )
         assert wav.headers["x-channels"] == str(channels)
         tone = engine.tone(engine.requests[0])
-        assert np.abs(decoded(pcm.content, "pcm", RATE).reshape(-1, channels).T - tone).max() <= 1 / 32768
+        assert (
+            np.abs(decoded(pcm.content, "pcm", RATE).reshape(-1, channels).T - tone).max()
+            <= 1 / 32768
+        )
 
 
 def test_a_stream_begins_with_the_first_audio(tmp_path: Path) -> None:
@@ -190,7 +218,13 @@ def test_every_field_reaches_the_engine(http: httpx.Client, engine: FakePool) ->
         "max_frames": 50,
         "min_frames": 4,
     }
-    wanted = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "stop_temperature": 1.0}
+    wanted = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+        "stop_temperature": 1.0,
+    }
     assert request.sampling.model_dump(exclude_none=True) == wanted
 
 
@@ -221,7 +255,9 @@ def test_a_long_text_is_spoken_in_pieces_and_joined(tmp_path: Path) -> None:
     assert len(texts) > 5
     assert all(len(piece) <= 120 for piece in texts)
     assert " ".join(texts) == text
-    assert [request.seed for request in engine.requests] == [segment_seed(7, i) for i in range(len(texts))]
+    assert [request.seed for request in engine.requests] == [
+        segment_seed(7, i) for i in range(len(texts))
+    ]
     assert len({request.seed for request in engine.requests}) == len(texts)
     assert engine.requests[0].seed == 7
     assert engine.most_running == 1
@@ -243,13 +279,19 @@ def test_an_engine_that_makes_16_bits_gives_the_same_audio(
     formats: tuple[SampleFormat, ...] = ("float32", "int16")
     for samples in formats:
         engine = FakePool(samples=samples, channels=2)
-        with serving(engine, tmp_path / samples, segment_characters=30, segment_pause_ms=100.0) as http:
+        with serving(
+            engine, tmp_path / samples, segment_characters=30, segment_pause_ms=100.0
+        ) as http:
             answers = [
-                speak(http, input=text, response_format=response_format, speed=speed, **form) for speed in (1.0, 1.5)
+                speak(http, input=text, response_format=response_format, speed=speed, **form)
+                for speed in (1.0, 1.5)
             ]
         assert len(engine.requests) > 2
         bodies.append(answers[0].content)
-        seconds = sum(len(request.text) for request in engine.requests) / 2 * FRAME_SAMPLES / RATE + 0.1 * 3
+        seconds = (
+            sum(len(request.text) for request in engine.requests) / 2 * FRAME_SAMPLES / RATE
+            + 0.1 * 3
+        )
         if response_format == "pcm":
             assert len(answers[0].content) == round(4 * seconds * RATE)
             assert len(answers[1].content) == 4 * round(seconds * RATE / 1.5)
@@ -259,7 +301,9 @@ def test_an_engine_that_makes_16_bits_gives_the_same_audio(
         assert bodies[0] == bodies[1]
     else:  # rounding changes what a coder makes of it, inaudibly
         heard = [decode_audio(body, max_bytes=2**24, max_seconds=60).samples for body in bodies]
-        assert np.sqrt(np.mean(np.square(heard[0] - heard[1]))) < 1e-2 * np.sqrt(np.mean(np.square(heard[0])))
+        assert np.sqrt(np.mean(np.square(heard[0] - heard[1]))) < 1e-2 * np.sqrt(
+            np.mean(np.square(heard[0]))
+        )
 
 
 def test_limits_are_shared_by_the_pieces(tmp_path: Path) -> None:
@@ -279,30 +323,53 @@ def data_uri(data: bytes) -> str:
     return "data:audio/wav;base64," + base64.b64encode(data).decode()
 
 
-def test_an_inline_reference_goes_before_a_voice_s_name(http: httpx.Client, engine: FakePool) -> None:
-    speak(http, ref_audio=data_uri(recording()), ref_text="The words.", voice="vivian", task_type="Base")
+def test_an_inline_reference_goes_before_a_voice_s_name(
+    http: httpx.Client, engine: FakePool
+) -> None:
+    speak(
+        http,
+        ref_audio=data_uri(recording()),
+        ref_text="The words.",
+        voice="vivian",
+        task_type="Base",
+    )
     request = engine.requests[-1]
     assert request.references == (recording(),)
     assert request.reference_text == "The words."
     speak(http, ref_audio=data_uri(recording()), ref_text="The words.", x_vector_only_mode=True)
-    assert (engine.requests[-1].references, engine.requests[-1].reference_text) == ((recording(),), None)
+    assert (engine.requests[-1].references, engine.requests[-1].reference_text) == (
+        (recording(),),
+        None,
+    )
 
 
 def upload(http: httpx.Client, name: str, data: bytes, **fields: str) -> httpx.Response:
-    return http.post("/v1/audio/voices", files={"audio_sample": ("a.wav", data)}, data={"name": name, **fields})
+    return http.post(
+        "/v1/audio/voices", files={"audio_sample": ("a.wav", data)}, data={"name": name, **fields}
+    )
 
 
 def test_a_voice_from_upload_to_deletion(tmp_path: Path) -> None:
     engine = FakePool()
     with serving(engine, tmp_path) as http:
-        answer = upload(http, "Anna", recording(), ref_text="The words.", consent="yes", speaker_description="warm")
+        answer = upload(
+            http,
+            "Anna",
+            recording(),
+            ref_text="The words.",
+            consent="yes",
+            speaker_description="warm",
+        )
         assert answer.status_code == 200, answer.text
         assert answer.json()["voice"]["name"] == "anna"
     with serving(engine, tmp_path) as http:  # a restart
         voices = {voice["name"]: voice for voice in http.get("/v1/audio/voices").json()["voices"]}
         assert list(voices) == ["default", "anna"]
         assert [voice["builtin"] for voice in voices.values()] == [True, False]
-        assert (voices["anna"]["ref_text"], voices["anna"]["speaker_description"]) == ("The words.", "warm")
+        assert (voices["anna"]["ref_text"], voices["anna"]["speaker_description"]) == (
+            "The words.",
+            "warm",
+        )
         for fields in ({"voice": "anna"}, {"voice": {"id": "Anna"}}, {"ref_audio": "anna"}):
             speak(http, **fields)
             request = engine.requests[-1]
@@ -313,7 +380,9 @@ def test_a_voice_from_upload_to_deletion(tmp_path: Path) -> None:
         bad = upload(http, "anna", b"RIFF but no audio")
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "audio_sample")
         engine.error = None
-        preview = decode_audio(http.get("/v1/audio/voices/anna/preview").content, max_bytes=10**6, max_seconds=9)
+        preview = decode_audio(
+            http.get("/v1/audio/voices/anna/preview").content, max_bytes=10**6, max_seconds=9
+        )
         assert preview.seconds == 1.0
         assert http.delete("/v1/audio/voices/anna").json() == {"success": True, "name": "anna"}
         assert http.delete("/v1/audio/voices/anna").status_code == 404
@@ -334,7 +403,9 @@ def test_a_voice_from_upload_to_deletion(tmp_path: Path) -> None:
         ({"name": "x"}, {"audio_sample": b"x" * 11 * 2**20}, "audio_sample", "limit is 10485760"),
     ],
 )
-def test_bad_uploads(http: httpx.Client, fields: dict[str, str], files: Any, param: str, message: str) -> None:
+def test_bad_uploads(
+    http: httpx.Client, fields: dict[str, str], files: Any, param: str, message: str
+) -> None:
     answer = http.post("/v1/audio/voices", data=fields, files=files)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
@@ -348,16 +419,25 @@ def test_bad_uploads(http: httpx.Client, fields: dict[str, str], files: Any, par
 def test_a_batch_of_good_and_bad_items(tmp_path: Path) -> None:
     engine = FakePool(rows=3)
     items: list[dict[str, Any]] = [{"input": f"Item {i}.", "seed": i} for i in range(6)]
-    items += [{"input": ""}, {"input": "Hi.", "voice": "nobody"}, {"input": "Hi.", "stream": True}, {"volume": 1}]
+    items += [
+        {"input": ""},
+        {"input": "Hi.", "voice": "nobody"},
+        {"input": "Hi.", "stream": True},
+        {"volume": 1},
+    ]
     items += [{"input": "Hi.", "ref_text": "x"}, {"input": "Hi.", "response_format": "flac"}]
     with serving(engine, tmp_path, batch_concurrency=3) as http:
-        answer = http.post(f"{SPEECH}/batch", json={"items": items, "response_format": "pcm", "language": "German"})
+        answer = http.post(
+            f"{SPEECH}/batch", json={"items": items, "response_format": "pcm", "language": "German"}
+        )
         document = answer.json()
         assert answer.status_code == 200, document
         assert (document["total"], document["succeeded"], document["failed"]) == (12, 7, 5)
         results = document["results"]
         assert [result["index"] for result in results] == list(range(12))
-        assert [result["status"] == "success" for result in results] == [True] * 6 + [False] * 5 + [True]
+        assert [result["status"] == "success" for result in results] == [True] * 6 + [False] * 5 + [
+            True
+        ]
         params = [result["error"]["param"] for result in results[6:11]]
         assert params == ["input", "voice", "stream", "volume", "ref_text"]
         for i, result in enumerate(results[:6]):
@@ -368,7 +448,9 @@ def test_a_batch_of_good_and_bad_items(tmp_path: Path) -> None:
         assert all(request.language == "German" for request in engine.requests)
         assert engine.most_running == 3
 
-        packed = http.post(f"{SPEECH}/batch", json={"items": items[:7], "response_format": "wav", "output": "zip"})
+        packed = http.post(
+            f"{SPEECH}/batch", json={"items": items[:7], "response_format": "wav", "output": "zip"}
+        )
         assert packed.headers["content-type"] == "application/zip"
         with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
             listed = json.loads(archive.read("results.json"))
@@ -387,7 +469,9 @@ def test_what_a_batch_says_for_its_items(tmp_path: Path) -> None:
     for strict in (True, False):
         with serving(engine, tmp_path, strict_fields=strict) as http:
             for name, value in {"seed": 7, "input": "Ho.", "stream": True}.items():
-                answer = http.post(f"{SPEECH}/batch", json={"items": [item, {"input": "Hi."}], name: value})
+                answer = http.post(
+                    f"{SPEECH}/batch", json={"items": [item, {"input": "Hi."}], name: value}
+                )
                 assert answer.status_code == (400 if strict else 200)
                 if strict:
                     assert answer.json()["error"]["param"] == name
@@ -396,17 +480,23 @@ def test_what_a_batch_says_for_its_items(tmp_path: Path) -> None:
                     assert 7 not in [request.seed for request in engine.requests]
     with serving(engine, tmp_path) as http:
         items = [item | {"ref_audio": data_uri(recording())}, item]
-        results = http.post(f"{SPEECH}/batch", json={"items": items, "task_type": "Base"}).json()["results"]
+        results = http.post(f"{SPEECH}/batch", json={"items": items, "task_type": "Base"}).json()[
+            "results"
+        ]
         assert [result["status"] for result in results] == ["success", "error"]
         assert results[1]["error"]["param"] == "task_type"
 
 
 def test_the_codec_as_a_service(http: httpx.Client) -> None:
-    answer = http.post("/v1/audio/tokens/encode", json={"audio": data_uri(recording()), "codebooks": 3})
+    answer = http.post(
+        "/v1/audio/tokens/encode", json={"audio": data_uri(recording()), "codebooks": 3}
+    )
     document = answer.json()
     assert answer.status_code == 200, document
     assert (document["frames"], document["codebooks"], document["sample_rate"]) == (13, 3, RATE)
-    back = http.post("/v1/audio/tokens/decode", json={"codes": document["codes"], "response_format": "pcm"})
+    back = http.post(
+        "/v1/audio/tokens/decode", json={"codes": document["codes"], "response_format": "pcm"}
+    )
     assert len(back.content) == 2 * 13 * FRAME_SAMPLES
     assert float(back.headers["x-audio-seconds"]) == pytest.approx(13 * 0.08)
     for path, fields, param in [
@@ -429,11 +519,21 @@ def test_models_version_and_documentation(http: httpx.Client) -> None:
     assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["hocket-mini"]
     assert http.get("/version").json()["model"] == "hocket-mini"
     document = http.get("/openapi.json").json()
-    assert set(document["paths"]) >= {SPEECH, f"{SPEECH}/batch", "/v1/audio/voices", "/v1/models", "/health"}
+    assert set(document["paths"]) >= {
+        SPEECH,
+        f"{SPEECH}/batch",
+        "/v1/audio/voices",
+        "/v1/models",
+        "/health",
+    }
     schemas = document["components"]["schemas"]
     assert {"input", "voice", "reference_audio", "seed"} <= set(schemas["SpeechBody"]["properties"])
-    referred = {name.rpartition("/")[2] for name in re.findall(r'"\$ref": "([^"]+)"', json.dumps(document))}
-    assert {"SpeechBody", "BatchBody", "EncodeBody", "DecodeBody", "Error"} <= referred <= set(schemas)
+    referred = {
+        name.rpartition("/")[2] for name in re.findall(r'"\$ref": "([^"]+)"', json.dumps(document))
+    }
+    assert (
+        {"SpeechBody", "BatchBody", "EncodeBody", "DecodeBody", "Error"} <= referred <= set(schemas)
+    )
     assert "422" not in json.dumps(document["paths"][SPEECH])
     for path in ("/docs", "/"):
         assert http.get(path).status_code == 200
@@ -465,14 +565,17 @@ def test_metrics_count_what_happened(tmp_path: Path) -> None:
     assert any(line.startswith("hocket_audio_seconds_total 2.08") for line in lines)
 
 
-def test_a_request_is_one_line_of_log_without_its_text(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_is_one_line_of_log_without_its_text(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "hocket.request"):
         speak(http, input="Nobody logs this.", instructions="or that")
         http.get("/nowhere?secret=1")
         wait_until(lambda: "path=/nowhere" in caplog.text)
     spoken, lost = [record.message for record in caplog.records if record.name == "hocket.request"]
     assert re.fullmatch(
-        r"event=request id=req-\w+ method=POST path=/v1/audio/speech status=200 model=hocket-mini frames=17 "
+        r"event=request id=req-\w+ method=POST path=/v1/audio/speech status=200 model=hocket-mini "
+        r"frames=17 "
         r"audio_seconds=1\.36 first_audio_ms=[\d.]+ rtf=[\d.]+ seconds=[\d.]+ reason=stop",
         spoken,
     )
@@ -482,7 +585,9 @@ def test_a_request_is_one_line_of_log_without_its_text(http: httpx.Client, caplo
 
 def test_a_plain_request_id_is_kept(http: httpx.Client) -> None:
     for given, kept in (("my-id_7", True), ("a b", False), ("x" * 200, False), ("a=b", False)):
-        assert (http.get("/version", headers={"x-request-id": given}).headers["x-request-id"] == given) == kept
+        assert (
+            http.get("/version", headers={"x-request-id": given}).headers["x-request-id"] == given
+        ) == kept
 
 
 def test_head_on_health(http: httpx.Client) -> None:

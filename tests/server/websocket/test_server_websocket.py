@@ -99,7 +99,15 @@ def bytes_until_closed(socket: ClientConnection) -> int:
 
 def test_one_text(url: str, engine: FakePool) -> None:
     with connect(url) as socket:
-        say(socket, "start", seed=7, text="Hello there.", instructions="calm", language="English", temperature=0.5)
+        say(
+            socket,
+            "start",
+            seed=7,
+            text="Hello there.",
+            instructions="calm",
+            language="English",
+            temperature=0.5,
+        )
         started = hear(socket)
         say(socket, "flush")
         events, audio = hear_until(socket, "done")
@@ -128,7 +136,11 @@ def test_one_text(url: str, engine: FakePool) -> None:
     expected = np.round(engine.tone(request)[0] * 32767)
     assert len(audio) == 12 * FRAME_BYTES
     assert np.abs(np.frombuffer(audio, "<i2") - expected).max() <= 1
-    assert (request.language, request.instruction, request.sampling.temperature) == ("English", "calm", 0.5)
+    assert (request.language, request.instruction, request.sampling.temperature) == (
+        "English",
+        "calm",
+        0.5,
+    )
 
 
 def test_text_in_pieces_is_cut_at_sentences(url: str, engine: FakePool) -> None:
@@ -138,7 +150,11 @@ def test_text_in_pieces_is_cut_at_sentences(url: str, engine: FakePool) -> None:
         say(socket, "flush")
         events, audio = hear_until(socket, "done")
     texts = ["One sentence.", "Another one!", "And a rest"]
-    assert [event["text"] for event in events[:-1]] == texts == [request.text for request in engine.requests]
+    assert (
+        [event["text"] for event in events[:-1]]
+        == texts
+        == [request.text for request in engine.requests]
+    )
     assert [request.seed for request in engine.requests] == [segment_seed(3, i) for i in range(3)]
     assert len(audio) == sum(map(len, texts)) * FRAME_BYTES + 2 * PAUSE_BYTES
     starts = [event["at_seconds"] for event in events[:-1]]
@@ -153,7 +169,11 @@ def test_scripts_without_spaces(url: str) -> None:
             say(socket, "text", text=character)
         say(socket, "flush")
         events, _ = hear_until(socket, "done")
-    assert [event["text"] for event in events[:-1]] == ["今日は晴れです。", "明日は雨でしょう！", "最後"]
+    assert [event["text"] for event in events[:-1]] == [
+        "今日は晴れです。",
+        "明日は雨でしょう！",
+        "最後",
+    ]
 
 
 def test_audio_goes_out_while_text_comes(url: str) -> None:
@@ -210,7 +230,9 @@ def test_base64_and_speed(url: str) -> None:
         say(socket, "text", text="Twice as fast as that.")
         say(socket, "flush")
         events, binary = hear_until(socket, "done")
-    audio = b"".join(base64.b64decode(event["audio"]) for event in events if event["type"] == "audio")
+    audio = b"".join(
+        base64.b64decode(event["audio"]) for event in events if event["type"] == "audio"
+    )
     assert binary == b""
     assert events[-1]["seconds"] == pytest.approx(22 * 0.08 / 2)
     assert len(audio) / 2 / RATE == pytest.approx(22 * 0.08 / 2, abs=0.02)
@@ -236,7 +258,11 @@ def test_start_again_changes_the_voice(url: str, engine: FakePool) -> None:
 def test_cancel_is_heard_while_speaking(url: str, engine: FakePool) -> None:
     engine.frame_seconds = 0.1
     with session(url, seed=9) as socket:
-        say(socket, "text", text="A sentence that takes eight whole seconds to speak, or even a bit more. Queued. ")
+        say(
+            socket,
+            "text",
+            text="A sentence that takes eight whole seconds to speak, or even a bit more. Queued. ",
+        )
         hear(socket)
         socket.recv(timeout=10)
         began = time.monotonic()
@@ -249,7 +275,10 @@ def test_cancel_is_heard_while_speaking(url: str, engine: FakePool) -> None:
         say(socket, "text", text="Anew.")
         say(socket, "flush")
         events, audio = hear_until(socket, "done")
-    assert [event.get("text") for event in events] == ["Anew.", None]  # what was queued is forgotten
+    assert [event.get("text") for event in events] == [
+        "Anew.",
+        None,
+    ]  # what was queued is forgotten
     assert events[-1]["finish_reason"] == "stop"
     assert len(audio) == 5 * FRAME_BYTES
 
@@ -287,7 +316,11 @@ def test_close_speaks_what_is_left(url: str, engine: FakePool) -> None:
         events, audio = hear_until(socket, "done")
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(timeout=10)
-    assert [event["type"] for event in events if event["type"] != "error"] == ["sentence", "sentence", "done"]
+    assert [event["type"] for event in events if event["type"] != "error"] == [
+        "sentence",
+        "sentence",
+        "done",
+    ]
     assert len(audio) == 7 * FRAME_BYTES + PAUSE_BYTES
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1000
@@ -310,7 +343,11 @@ def test_cancel_after_close_closes_now(url: str, engine: FakePool) -> None:
 def test_disconnect_cancels_at_once(url: str, engine: FakePool, politely: bool) -> None:
     engine.frame_seconds = 0.05
     with session(url) as socket:
-        say(socket, "text", text="This would take many seconds if anybody listened to it until its end. More. ")
+        say(
+            socket,
+            "text",
+            text="This would take many seconds if anybody listened to it until its end. More. ",
+        )
         socket.recv(timeout=10)
         assert engine.open_requests == 1
         if politely:
@@ -350,12 +387,20 @@ def test_disconnect_cancels_at_once(url: str, engine: FakePool, politely: bool) 
         ('{"type": "start", "seed": -1}', "seed", "0"),
         ('{"type": "start", "seed": 1e999}', "seed", "seed must be an integer (got inf)"),
         ('{"type": "start", "speed": NaN}', "speed", "speed must be a finite number (got nan)"),
-        ('{"type": "start", "speed": ' + "9" * 400 + "}", "speed", "speed must be a number (got 999"),
+        (
+            '{"type": "start", "speed": ' + "9" * 400 + "}",
+            "speed",
+            "speed must be a number (got 999",
+        ),
         ('{"type": "start", "model": "gpt"}', "model", "hocket-mini"),
         ('{"type": "start", "model": "\\ud800"}', "model", "model must be valid Unicode"),
         ('{"type": "start", "voice": "\\ud800"}', "voice", "voice must be valid Unicode"),
         ('{"type": "start", "voice": []}', "voice", "voice must be a string"),
-        ('{"type": "start", "voice": {"id": {"id": "default"}}}', "voice", "voice must be a string"),
+        (
+            '{"type": "start", "voice": {"id": {"id": "default"}}}',
+            "voice",
+            "voice must be a string",
+        ),
         ('{"type": "start", "response_format": {}}', "response_format", "pcm"),
         ('{"type": "start", "audio": []}', "audio", "'binary' or 'base64'"),
         ('{"type": "start", "text": ["Hi."]}', "text", "text must be a string"),
@@ -364,7 +409,9 @@ def test_disconnect_cancels_at_once(url: str, engine: FakePool, politely: bool) 
         ('{"type": "start", "text": "a\\ud83d"}', "text", "surrogate"),
     ],
 )
-def test_a_bad_message_is_named_and_forgiven(url: str, message: str | bytes, param: str | None, words: str) -> None:
+def test_a_bad_message_is_named_and_forgiven(
+    url: str, message: str | bytes, param: str | None, words: str
+) -> None:
     with connect(url) as socket:
         socket.send(message)
         event = hear(socket)
@@ -410,7 +457,11 @@ def test_a_seed_without_speech_is_not_to_be_tried_again(url: str, engine: FakePo
                 say(socket, "flush")
                 events, audio = hear_until(socket, "done")
                 error = events[0]["error"]
-                assert (error["code"], error["type"], error["param"]) == ("no_audio", "invalid_request_error", "seed")
+                assert (error["code"], error["type"], error["param"]) == (
+                    "no_audio",
+                    "invalid_request_error",
+                    "seed",
+                )
                 assert "as it will each time; try another seed or text" in error["message"]
                 assert (events[-1]["finish_reason"], audio) == ("error", b"")
             first, again = engine.requests[-2:]
@@ -465,7 +516,10 @@ def test_no_engine(url: str, engine: FakePool) -> None:
 
 def test_too_much_text_is_refused_and_the_rest_spoken(tmp_path: Path, engine: FakePool) -> None:
     engine.frame_seconds = 0.02
-    with serving(tmp_path, engine, max_characters=60, segment_characters=40) as url, session(url) as socket:
+    with (
+        serving(tmp_path, engine, max_characters=60, segment_characters=40) as url,
+        session(url) as socket,
+    ):
         say(socket, "text", text="Thirty characters are in here. " * 1)
         say(socket, "text", text="Thirty more of them are in it. Th")
         say(socket, "text", text="is is far too much to take in, so it is refused and only it.")
@@ -488,13 +542,21 @@ def test_floods_of_flushes_are_refused(tmp_path: Path, engine: FakePool) -> None
             say(socket, "flush")
         say(socket, "cancel")
         events, _ = hear_until(socket, "done")
-        assert [event["type"] for event in events] == ["error", "error", "done"]  # 1001 and "More" for 1000 places
+        assert [event["type"] for event in events] == [
+            "error",
+            "error",
+            "done",
+        ]  # 1001 and "More" for 1000 places
         assert events[-1]["finish_reason"] == "cancelled"
 
 
 def test_no_place_is_an_error_and_the_socket_stays(tmp_path: Path) -> None:
     engine = FakePool(rows=1, frame_seconds=0.05)
-    with serving(tmp_path, engine, max_queue=0) as url, session(url) as first, session(url) as second:
+    with (
+        serving(tmp_path, engine, max_queue=0) as url,
+        session(url) as first,
+        session(url) as second,
+    ):
         say(first, "text", text="This one speaks for quite a while, and does not stop. So")
         hear(first)
         say(second, "text", text="Refused.")
@@ -570,12 +632,16 @@ def test_keys(tmp_path: Path, engine: FakePool) -> None:
             assert hear(socket)["type"] == "started"
 
 
-def test_the_documented_client_works(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_client_works(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (REPOSITORY / "docs" / "websocket.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(code.replace("ws://127.0.0.1:8000/v1/audio/speech/stream", url), {})
-    assert (tmp_path / "hello.pcm").stat().st_size == len("Hello there.How are you?") * FRAME_BYTES + PAUSE_BYTES
+    assert (tmp_path / "hello.pcm").stat().st_size == len(
+        "Hello there.How are you?"
+    ) * FRAME_BYTES + PAUSE_BYTES
 
 
 # ---- vLLM-Omni's words
@@ -588,7 +654,11 @@ def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: F
         say(socket, "input.text", text=" more.")
         say(socket, "input.done")
         messages: list[Any] = []
-        while not messages or not isinstance(messages[-1], dict) or messages[-1]["type"] != "session.done":
+        while (
+            not messages
+            or not isinstance(messages[-1], dict)
+            or messages[-1]["type"] != "session.done"
+        ):
             message = socket.recv(timeout=10)
             messages.append(message if isinstance(message, bytes) else json.loads(message))
         say(socket, "session.close")
@@ -604,7 +674,13 @@ def test_a_client_of_vllm_omni_gets_a_file_for_each_sentence(url: str, engine: F
         {"type": "audio.start", **place[1], "sentence_text": texts[1], **audio_format},
         files[1],
         {"type": "audio.done", **place[1], "total_bytes": len(files[1]), "error": False},
-        {"type": "session.done", "utterance_index": 0, "total_sentences": 2, "finish_reason": "stop", "seed": 7},
+        {
+            "type": "session.done",
+            "utterance_index": 0,
+            "total_sentences": 2,
+            "finish_reason": "stop",
+            "seed": 7,
+        },
     ]
     for file, text in zip(files, texts, strict=True):  # exact sizes, as this is not a stream
         assert int.from_bytes(file[40:44], "little") == len(file) - 44 == len(text) * FRAME_BYTES
@@ -618,12 +694,23 @@ def test_a_client_of_vllm_omni_hears_pcm_as_it_is_made(url: str, engine: FakePoo
         say(socket, "input.text", text="One sentence. Another one! Third")
         events, audio = hear_until(socket, "audio.start")
         assert not audio
-        more, audio = hear_until(socket, "audio.start")  # of the second, before the text is complete
-        assert [event["type"] for event in (*events, *more)] == ["audio.start", "audio.done", "audio.start"]
+        more, audio = hear_until(
+            socket, "audio.start"
+        )  # of the second, before the text is complete
+        assert [event["type"] for event in (*events, *more)] == [
+            "audio.start",
+            "audio.done",
+            "audio.start",
+        ]
         assert len(audio) == more[0]["total_bytes"] == 13 * FRAME_BYTES
         say(socket, "input.done")
         more, audio = hear_until(socket, "session.done")
-        assert [event["type"] for event in more] == ["audio.done", "audio.start", "audio.done", "session.done"]
+        assert [event["type"] for event in more] == [
+            "audio.done",
+            "audio.start",
+            "audio.done",
+            "session.done",
+        ]
         sizes = [event["total_bytes"] for event in more if event["type"] == "audio.done"]
         assert sizes == [12 * FRAME_BYTES + PAUSE_BYTES, 5 * FRAME_BYTES + PAUSE_BYTES]
         assert len(audio) == sum(sizes)
@@ -639,7 +726,13 @@ def test_a_client_of_vllm_omni_hears_pcm_as_it_is_made(url: str, engine: FakePoo
 
 def test_an_utterance_as_one_sentence_when_its_text_is_complete(url: str, engine: FakePool) -> None:
     with connect(url) as socket:
-        say(socket, "session.config", stream_audio=True, response_format="pcm", split_granularity="none")
+        say(
+            socket,
+            "session.config",
+            stream_audio=True,
+            response_format="pcm",
+            split_granularity="none",
+        )
         for piece in ("One sentence. Ano", "ther one! "):
             say(socket, "input.text", text=piece)
         with pytest.raises(TimeoutError):
@@ -685,7 +778,12 @@ def test_a_failed_sentence_ends_in_vllm_omni_s_words_too(url: str, engine: FakeP
         say(socket, "input.text", text="It breaks.")
         say(socket, "input.done")
         events, audio = hear_until(socket, "session.done")
-    assert [event["type"] for event in events] == ["audio.start", "error", "audio.done", "session.done"]
+    assert [event["type"] for event in events] == [
+        "audio.start",
+        "error",
+        "audio.done",
+        "session.done",
+    ]
     assert events[2]["error"] is True
     assert events[2]["total_bytes"] == len(audio) == 3 * FRAME_BYTES
 

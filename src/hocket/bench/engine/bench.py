@@ -77,7 +77,9 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
     devices = {"device": device, "codec_device": codec_device}
     began = time.perf_counter()
     if run_config.random_weights:
-        talker, codec = random_models(run_config.model, run_config.codec, **devices, dtype=dtype, seed=run_config.seed)
+        talker, codec = random_models(
+            run_config.model, run_config.codec, **devices, dtype=dtype, seed=run_config.seed
+        )
     else:
         talker, codec = loaded_models(run_config.model, run_config.codec, **devices, dtype=dtype)
     loaded = time.perf_counter()
@@ -88,7 +90,9 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
     requests = [workload[i % len(workload)] for i in range(count)]
     _check_room(engine, requests)
     # The seeds differ from those of the run, whose prompts must not be in the prefix cache.
-    _warm_up(engine, requests[: run_config.clients or run_config.engine.rows], run_config.seed + count)
+    _warm_up(
+        engine, requests[: run_config.clients or run_config.engine.rows], run_config.seed + count
+    )
     before = engine.stats()
     with progress_bar(count) as show:
         run = _drive(engine, requests, run_config, show)
@@ -107,11 +111,15 @@ def bench_engine(run_config: EngineRunConfig) -> dict[str, Any]:
     }
 
 
-def engine_config(base: EngineConfig, *, rows: int | None, context_rows: int | None, strict: bool) -> EngineConfig:
+def engine_config(
+    base: EngineConfig, *, rows: int | None, context_rows: int | None, strict: bool
+) -> EngineConfig:
     """`base` with `rows` and `context_rows` (None: its own), without checks that would end random
     speech early.
     """
-    runaway = base.runaway.model_copy(update={"multiple": 0.0, "loop_seconds": 0.0, "silence_seconds": 0.0})
+    runaway = base.runaway.model_copy(
+        update={"multiple": 0.0, "loop_seconds": 0.0, "silence_seconds": 0.0}
+    )
     return base.model_copy(
         update={
             "rows": rows or base.rows,
@@ -125,10 +133,18 @@ def engine_config(base: EngineConfig, *, rows: int | None, context_rows: int | N
 def engine_table(figures: Mapping[str, Any]) -> Table:
     """The most important figures."""
     table = Table(show_header=False, show_edge=False, pad_edge=False)
-    load = f"{figures['clients']} clients" if figures["rate"] is None else f"{figures['rate']:g} requests a second"
-    table.add_row(figures["model"], f"{figures['gpu'] or figures['device']}, {figures['dtype']}, {load}")
+    load = (
+        f"{figures['clients']} clients"
+        if figures["rate"] is None
+        else f"{figures['rate']:g} requests a second"
+    )
+    table.add_row(
+        figures["model"], f"{figures['gpu'] or figures['device']}, {figures['dtype']}, {load}"
+    )
     steady = "no steady state" if figures["audio_s_per_s"] is None else figures["audio_s_per_s"]
-    table.add_row("audio seconds a second", f"{steady} ({figures['audio_s_per_s_full']} with fill and drain)")
+    table.add_row(
+        "audio seconds a second", f"{steady} ({figures['audio_s_per_s_full']} with fill and drain)"
+    )
     for name, label in (
         ("ttfa_ms", "first audio, ms"),
         ("e2e_ms", "whole, ms"),
@@ -137,13 +153,18 @@ def engine_table(figures: Mapping[str, Any]) -> Table:
         shown = ", ".join(f"{key} {value:g}" for key, value in (figures[name] or {}).items())
         table.add_row(label, shown)
     table.add_row("never stalled", str(figures["underrun_free"]))
-    table.add_row("a frame, ms", ", ".join(f"{key} {value:g}" for key, value in figures["parts_ms"].items()))
+    table.add_row(
+        "a frame, ms", ", ".join(f"{key} {value:g}" for key, value in figures["parts_ms"].items())
+    )
     table.add_row("start, s", f"{figures['start_s']} (and {figures['load_s']} for the weights)")
     return table
 
 
 def _drive(
-    engine: Engine, requests: Sequence[WorkloadRequest], run_config: EngineRunConfig, show: Callable[[int], None]
+    engine: Engine,
+    requests: Sequence[WorkloadRequest],
+    run_config: EngineRunConfig,
+    show: Callable[[int], None],
 ) -> list[RequestTimes]:
     """Drive the engine step by step, as a worker does; returns the requests in order of
     submission.
@@ -203,7 +224,9 @@ def _warm_up(engine: Engine, requests: Sequence[WorkloadRequest], seed: int) -> 
     clock starts.
     """
     for i, one in enumerate(requests):
-        engine.add(replace(one, frames=min(_WARMUP_FRAMES, one.frames)).request(seed + i, ignore_stop=True))
+        engine.add(
+            replace(one, frames=min(_WARMUP_FRAMES, one.frames)).request(seed + i, ignore_stop=True)
+        )
     while not engine.idle:
         for chunk in engine.step():
             if chunk.end is not None and chunk.end.error is not None:
@@ -225,7 +248,11 @@ def _figures(run: Sequence[RequestTimes], run_config: EngineRunConfig) -> dict[s
     edge = edge_requests(open_at_a_time, len(run))
     steady = run[edge : len(run) - edge]
     low, high = (steady[0].due, steady[-1].due) if len(steady) > 1 else (begin, end)
-    marks = [(at, seconds - before) for times in run for (at, seconds), (_, before) in _pairs(times.marks)]
+    marks = [
+        (at, seconds - before)
+        for times in run
+        for (at, seconds), (_, before) in _pairs(times.marks)
+    ]
     inside = sum(seconds for at, seconds in marks if low <= at <= high)
     audio = sum(seconds for _, seconds in marks)
     audible = [times for times in steady if times.marks]
@@ -236,7 +263,9 @@ def _figures(run: Sequence[RequestTimes], run_config: EngineRunConfig) -> dict[s
         "requests": len(run),
         "most_open": open_at_a_time,
         # Where all remaining requests began with the first ones, there is no steady state.
-        "audio_s_per_s": round(inside / (high - low), 2) if len(run) - edge > open_at_a_time else None,
+        "audio_s_per_s": round(inside / (high - low), 2)
+        if len(run) - edge > open_at_a_time
+        else None,
         "audio_s_per_s_full": round(audio / (end - begin), 2),
         "audio_s": round(audio, 2),
         "seconds": round(end - begin, 3),
@@ -249,7 +278,9 @@ def _figures(run: Sequence[RequestTimes], run_config: EngineRunConfig) -> dict[s
     }
 
 
-def _pairs(marks: list[tuple[float, float]]) -> zip[tuple[tuple[float, float], tuple[float, float]]]:
+def _pairs(
+    marks: list[tuple[float, float]],
+) -> zip[tuple[tuple[float, float], tuple[float, float]]]:
     return zip(marks, [(0.0, 0.0), *marks], strict=False)
 
 
@@ -257,7 +288,9 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     points = np.percentile(values, [50, 95, 99])
-    named = zip(("mean", "p50", "p95", "p99"), (float(np.mean(values)), *map(float, points)), strict=True)
+    named = zip(
+        ("mean", "p50", "p95", "p99"), (float(np.mean(values)), *map(float, points)), strict=True
+    )
     return {name: round(value, 3) for name, value in named}
 
 
@@ -283,8 +316,13 @@ def _batches(before: EngineStats, after: EngineStats) -> dict[str, float]:
     """Mean rows of a frame, and mean streams of a codec batch."""
     frames = after.frame_batches - before.frame_batches
     decodes = after.decode_batches - before.decode_batches
-    rows = after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
-    streams = after.mean_decode_rows * after.decode_batches - before.mean_decode_rows * before.decode_batches
+    rows = (
+        after.mean_frame_rows * after.frame_batches - before.mean_frame_rows * before.frame_batches
+    )
+    streams = (
+        after.mean_decode_rows * after.decode_batches
+        - before.mean_decode_rows * before.decode_batches
+    )
     return {
         "mean_frame_rows": round(rows / max(1, frames), 1),
         "mean_decode_streams": round(streams / max(1, decodes), 1),

@@ -69,7 +69,9 @@ def loaded_models(
     folder = Path(model)
     prompt = talker_plan(folder, dtype).workload_prompt()
     loaded = replace(load_talker(folder, device=device, dtype=dtype), prompt=prompt)
-    return loaded, load_codec(codec_folder(folder, codec), device=codec_device or device, dtype=dtype)
+    return loaded, load_codec(
+        codec_folder(folder, codec), device=codec_device or device, dtype=dtype
+    )
 
 
 def fill(module: nn.Module, *, device: torch.device, seed: int) -> None:
@@ -97,10 +99,15 @@ def plans(model: str, codec: str | None, dtype: torch.dtype) -> tuple[TalkerPlan
     known = known_dimensions()
     if model in known:
         if codec is not None:
-            raise ConfigError(f"--model {model} brings the dimensions of its codec; leave --codec out", param="codec")
+            raise ConfigError(
+                f"--model {model} brings the dimensions of its codec; leave --codec out",
+                param="codec",
+            )
         document = json.loads(known[model].read_text(encoding="utf-8"))
         return plan_talker(document["talker"], dtype), plan_codec(document["codec"], dtype)
     folder = Path(model)
     if not folder.is_dir():
-        raise ConfigError(f"--model {model!r} is neither a folder nor a known name; use {', '.join(known)}")
+        raise ConfigError(
+            f"--model {model!r} is neither a folder nor a known name; use {', '.join(known)}"
+        )
     return talker_plan(folder, dtype), codec_plan(codec_folder(folder, codec), dtype)

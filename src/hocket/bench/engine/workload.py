@@ -54,8 +54,13 @@ def read_workload(config: TalkerConfig, prompt: PromptBuilder, seed: int) -> lis
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     random = np.random.default_rng(seed)
     entries = min(config.audio_codebook_sizes)
-    voices = [random.integers(0, entries, (frames, config.n_vq)) for frames in document["reference_frames"]]
+    voices = [
+        random.integers(0, entries, (frames, config.n_vq))
+        for frames in document["reference_frames"]
+    ]
     return [
-        WorkloadRequest(text_rows, voices[voice] if prompt.continues else None, frames, prompt.template_rows)
+        WorkloadRequest(
+            text_rows, voices[voice] if prompt.continues else None, frames, prompt.template_rows
+        )
         for voice, text_rows, frames in document["requests"]
     ]

@@ -66,12 +66,15 @@ class _FasterWhisper:
         whisper: Any = need("faster_whisper", "--transcribe")
         is_folder = Path(name).is_dir()
         try:
-            self._model = whisper.WhisperModel(name, device="cpu", compute_type="int8", cpu_threads=os.cpu_count() or 0)
+            self._model = whisper.WhisperModel(
+                name, device="cpu", compute_type="int8", cpu_threads=os.cpu_count() or 0
+            )
         except Exception as error:  # the library passes on errors of downloads and of file formats
             what = "is not a faster-whisper model" if is_folder else "cannot be fetched"
             reason = str(error).partition("\n")[0][:120]
             raise ConfigError(
-                f"the recogniser {name!r} {what} ({reason}); give a folder that holds one, or an address"
+                f"the recogniser {name!r} {what} ({reason}); give a folder that holds one, or an "
+                "address"
             ) from None
         self.name = f"faster-whisper {Path(name).name}"
 
@@ -103,10 +106,14 @@ class _Endpoint:
         if language in LANGUAGE_CODES:
             fields["language"] = LANGUAGE_CODES[language]
         try:
-            response = self._client.post(self._url, data=fields, files={"file": ("speech.wav", wav, "audio/wav")})
+            response = self._client.post(
+                self._url, data=fields, files={"file": ("speech.wav", wav, "audio/wav")}
+            )
             text = response.json().get("text") if response.status_code == _HTTP_OK else None
         except (httpx.HTTPError, ValueError, AttributeError, RecursionError) as error:
-            raise HocketError(f"the recogniser at {self._url} did not answer ({type(error).__name__})") from None
+            raise HocketError(
+                f"the recogniser at {self._url} did not answer ({type(error).__name__})"
+            ) from None
         if not isinstance(text, str):
             said = without_key(error_text(response.content), self._api_key)
             raise HocketError(f"the recogniser answered {response.status_code}: {said}")

@@ -48,7 +48,20 @@ _TEXT_BYTES = 40
 #: Content types under which a player would not play raw samples correctly.
 _FILE_TYPES = frozenset(
     f"audio/{name}"
-    for name in ("wav", "x-wav", "wave", "vnd.wave", "mpeg", "mp3", "ogg", "opus", "webm", "flac", "aac", "mp4")
+    for name in (
+        "wav",
+        "x-wav",
+        "wave",
+        "vnd.wave",
+        "mpeg",
+        "mp3",
+        "ogg",
+        "opus",
+        "webm",
+        "flac",
+        "aac",
+        "mp4",
+    )
 )
 #: Headers of streams with an unknown length state this size or more.
 _WAV_UNKNOWN_SIZE = 0x7FFF0000
@@ -85,7 +98,10 @@ class DecodedAudio:
 
 
 def decode_response(
-    response: Response, response_format: str, delivery: Delivery, raw_shape: tuple[int, int] | None = None
+    response: Response,
+    response_format: str,
+    delivery: Delivery,
+    raw_shape: tuple[int, int] | None = None,
 ) -> DecodedAudio:
     """Decode `response`; `raw_shape` is (rate, channels) of raw samples where the server states
     none.
@@ -96,14 +112,22 @@ def decode_response(
         raise ResponseError(f"status_{response.status}", error_text(response.body))
     if response.broken is not None:
         raise ResponseError(response.broken, response.detail)
-    facts, body, arrivals, kind = _header_facts(response.headers), response.body, response.arrivals, response_format
+    facts, body, arrivals, kind = (
+        _header_facts(response.headers),
+        response.body,
+        response.arrivals,
+        response_format,
+    )
     faults: list[Fault] = []
     content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if _contradicts(content_type, delivery, kind):
-        raise ResponseError("wrong_format", f"asked for {delivery} {kind}, got {content_type or 'no content type'}")
+        raise ResponseError(
+            "wrong_format", f"asked for {delivery} {kind}, got {content_type or 'no content type'}"
+        )
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ResponseError(
-            "wrong_format", f"encoded as {response.headers['content-encoding']}, which was not requested"
+            "wrong_format",
+            f"encoded as {response.headers['content-encoding']}, which was not requested",
         )
     if delivery == "sse":
         audio = read_events(body, arrivals)
@@ -112,7 +136,9 @@ def decode_response(
         facts |= audio.facts
     if not body:
         raise ResponseError("no_audio", "an empty body")
-    decoded = _raw(body, arrivals, facts, raw_shape) if kind == "pcm" else _file(body, arrivals, kind)
+    decoded = (
+        _raw(body, arrivals, facts, raw_shape) if kind == "pcm" else _file(body, arrivals, kind)
+    )
     if decoded.samples.shape[1] == 0:
         raise ResponseError("no_audio", "not one sample")
     decoded.facts = facts
@@ -137,11 +163,15 @@ def _contradicts(content_type: str, delivery: Delivery, kind: str) -> bool:
         return True
     if delivery == "sse":
         return False
-    is_text = content_type.startswith("text/") or content_type.endswith(("/json", "+json", "/xml", "+xml"))
+    is_text = content_type.startswith("text/") or content_type.endswith(
+        ("/json", "+json", "/xml", "+xml")
+    )
     return is_text or (kind == "pcm" and content_type in _FILE_TYPES)
 
 
-def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple[int, int] | None) -> DecodedAudio:
+def _raw(
+    body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple[int, int] | None
+) -> DecodedAudio:
     for magic, name in _MAGIC.items():
         if body[: len(magic)].lower() == magic.lower():
             raise ResponseError("wrong_format", f"asked for pcm, got {name}")
@@ -156,7 +186,9 @@ def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple
     if shape is not None:
         rate, channels = rate or shape[0], channels or shape[1]
     if not isinstance(rate, int):
-        raise ResponseError("unknown_rate", "the answer states no rate; give --pcm-rate and --pcm-channels")
+        raise ResponseError(
+            "unknown_rate", "the answer states no rate; give --pcm-rate and --pcm-channels"
+        )
     channels = channels if isinstance(channels, int) else 1
     if not (1 <= channels <= MAX_CHANNELS and 1 <= rate <= MAX_SAMPLE_RATE):
         raise ResponseError("not_audio", f"{channels} channels at {rate} Hz")
@@ -164,7 +196,11 @@ def _raw(body: bytes, arrivals: Arrivals, facts: Mapping[str, Any], shape: tuple
     whole = len(body) // frame_bytes * frame_bytes
     samples_SC = to_float32(np.frombuffer(body[:whole], "<i2").reshape(-1, channels))
     marks = [(at, end // frame_bytes / rate) for at, end in arrivals]
-    faults = [] if whole == len(body) else [Fault("wrong_length", f"{len(body)} bytes are no whole samples")]
+    faults = (
+        []
+        if whole == len(body)
+        else [Fault("wrong_length", f"{len(body)} bytes are no whole samples")]
+    )
     return DecodedAudio(np.ascontiguousarray(samples_SC.T), rate, marks, faults=faults)
 
 
@@ -186,7 +222,9 @@ def _file(body: bytes, arrivals: Arrivals, kind: str) -> DecodedAudio:
     for at, end in arrivals:
         ready = int(np.searchsorted(ends_N, end, "right"))
         marks.append((at, min(audio.seconds, playable[ready - 1][1]) if ready else 0.0))
-    if kind == "wav":  # every sample of a WAV file is playable on arrival; FFmpeg's packets are larger
+    if (
+        kind == "wav"
+    ):  # every sample of a WAV file is playable on arrival; FFmpeg's packets are larger
         scale = audio.seconds / max(1, len(body) - _WAV_DATA_AT)
         marks = [(at, max(0, end - _WAV_DATA_AT) * scale) for at, end in arrivals]
     marks[-1] = (marks[-1][0], audio.seconds)
@@ -227,16 +265,26 @@ def _wav_faults(body: bytes) -> list[Fault]:
     """
     faults = []
     if body.count(b"WAVEfmt ") > 1:
-        faults.append(Fault("headers_inside", f"{body.count(b'WAVEfmt ')} WAV headers in one answer"))
+        faults.append(
+            Fault("headers_inside", f"{body.count(b'WAVEfmt ')} WAV headers in one answer")
+        )
     at = body.find(b"data")
     stated = int.from_bytes(body[at + 4 : at + 8], "little")
     there = len(body) - at - 8
     if at < 0 or stated >= _WAV_UNKNOWN_SIZE:
         return faults
     if there < stated:
-        raise ResponseError("wrong_length", f"the header promises {stated} bytes of samples, {there} came")
-    if there - stated > 1 and body[at + 8 + stated : at + 12 + stated] not in (b"LIST", b"id3 ", b"ID3 "):
-        faults.append(Fault("wrong_length", f"the header states {stated} bytes of samples, {there} came"))
+        raise ResponseError(
+            "wrong_length", f"the header promises {stated} bytes of samples, {there} came"
+        )
+    if there - stated > 1 and body[at + 8 + stated : at + 12 + stated] not in (
+        b"LIST",
+        b"id3 ",
+        b"ID3 ",
+    ):
+        faults.append(
+            Fault("wrong_length", f"the header states {stated} bytes of samples, {there} came")
+        )
     return faults
 
 
@@ -246,7 +294,8 @@ def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     parameters = dict(
-        part.strip().lower().partition("=")[::2] for part in headers.get("content-type", "").split(";")[1:]
+        part.strip().lower().partition("=")[::2]
+        for part in headers.get("content-type", "").split(";")[1:]
     )
     for name, keys in {
         "sample_rate": ("x-sample-rate", "x-audio-sample-rate", "sample-rate", "rate"),
@@ -256,7 +305,11 @@ def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
             value = headers.get(key) or parameters.get(key)
             if value and value.isdecimal() and len(value) < _MAX_DIGITS:
                 facts.setdefault(name, int(value))
-    for name, key in {"finish_reason": "x-finish-reason", "seed": "x-seed", "request_id": "x-request-id"}.items():
+    for name, key in {
+        "finish_reason": "x-finish-reason",
+        "seed": "x-seed",
+        "request_id": "x-request-id",
+    }.items():
         if key in headers:
             facts[name] = one_line(headers[key])
     with contextlib.suppress(KeyError, ValueError):
@@ -269,11 +322,24 @@ def _header_facts(headers: Mapping[str, str]) -> dict[str, Any]:
 def _contradictions(decoded: DecodedAudio) -> list[Fault]:
     """Contradictions between the stated metadata and the audio."""
     faults = []
-    for name, real, unit in (("sample_rate", decoded.sample_rate, " Hz"), ("channels", decoded.channels, " channels")):
+    for name, real, unit in (
+        ("sample_rate", decoded.sample_rate, " Hz"),
+        ("channels", decoded.channels, " channels"),
+    ):
         stated = decoded.facts.get(name)
         if stated is not None and stated != real:
-            faults.append(Fault("wrong_rate", f"the answer says {stated}{unit}, the audio has {real}{unit}"))
+            faults.append(
+                Fault("wrong_rate", f"the answer says {stated}{unit}, the audio has {real}{unit}")
+            )
     stated = decoded.facts.get("seconds")
-    if isinstance(stated, int | float) and abs(stated - decoded.seconds) > _LENGTH_TOLERANCE_SECONDS:
-        faults.append(Fault("wrong_length", f"the answer says {stated:.2f} s, the audio has {decoded.seconds:.2f} s"))
+    if (
+        isinstance(stated, int | float)
+        and abs(stated - decoded.seconds) > _LENGTH_TOLERANCE_SECONDS
+    ):
+        faults.append(
+            Fault(
+                "wrong_length",
+                f"the answer says {stated:.2f} s, the audio has {decoded.seconds:.2f} s",
+            )
+        )
     return faults

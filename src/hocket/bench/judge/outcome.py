@@ -131,7 +131,11 @@ def time_outcome(outcome: Outcome, response: Response, due: float) -> None:
 
 def judge(outcome: Outcome, decoded: DecodedAudio, due: float, limits: Limits) -> None:
     """Measure the audio and its delivery, and note faults. `due` is on the clock of the marks."""
-    outcome.seconds, outcome.sample_rate, outcome.channels = decoded.seconds, decoded.sample_rate, decoded.channels
+    outcome.seconds, outcome.sample_rate, outcome.channels = (
+        decoded.seconds,
+        decoded.sample_rate,
+        decoded.channels,
+    )
     outcome.facts = decoded.facts
     outcome.marks = [(1e3 * (at - due), seconds) for at, seconds in decoded.marks]
     outcome.faults += decoded.faults
@@ -141,7 +145,9 @@ def judge(outcome: Outcome, decoded: DecodedAudio, due: float, limits: Limits) -
     _samples(outcome, decoded, limits)
     if limits.shape is not None and (decoded.sample_rate, decoded.channels) != limits.shape:
         want = f"{limits.shape[0]} Hz x {limits.shape[1]}"
-        outcome.faults.append(Fault("wrong_rate", f"{decoded.sample_rate} Hz x {decoded.channels}, not {want}"))
+        outcome.faults.append(
+            Fault("wrong_rate", f"{decoded.sample_rate} Hz x {decoded.channels}, not {want}")
+        )
     if limits.check_length:
         min_seconds, max_seconds = limits.pace.bounds(outcome.item.text)
         told = f"{decoded.seconds:.2f} s for {spoken_letters(outcome.item.text):.0f} letters"
@@ -180,7 +186,9 @@ def check_probe(outcomes: Sequence[Outcome], shape: tuple[int, int]) -> None:
             outcome.faults.append(Fault("wrong_rate", f"{_shape(outcome)}, {files}"))
 
 
-def audible_windows(mono_S: NDArray[np.float32], sample_rate: int, silence_db: float) -> NDArray[np.bool_]:
+def audible_windows(
+    mono_S: NDArray[np.float32], sample_rate: int, silence_db: float
+) -> NDArray[np.bool_]:
     """For each 10 ms, whether the level is above `silence_db`."""
     width = max(1, round(sample_rate * _WINDOW_SECONDS))
     padded = np.pad(mono_S, (0, -len(mono_S) % width)).reshape(-1, width)
@@ -204,7 +212,11 @@ def _times(outcome: Outcome, decoded: DecodedAudio, limits: Limits) -> None:
     outcome.still_buffered_ms = 1e3 * play(decoded.marks, limits.buffer_seconds).stalled_seconds
     if at_once.longest_stall_seconds > limits.stall_seconds:
         at, seconds = max(at_once.stalls, key=lambda item: item[1])
-        outcome.faults.append(Fault("stalled", f"{seconds:.2f} s, {at - at_once.began_at:.2f} s after the first audio"))
+        outcome.faults.append(
+            Fault(
+                "stalled", f"{seconds:.2f} s, {at - at_once.began_at:.2f} s after the first audio"
+            )
+        )
 
 
 def _samples(outcome: Outcome, decoded: DecodedAudio, limits: Limits) -> None:
@@ -219,12 +231,16 @@ def _samples(outcome: Outcome, decoded: DecodedAudio, limits: Limits) -> None:
     held_CS = full_CS[:, 2:] & full_CS[:, 1:-1] & full_CS[:, :-2]
     outcome.clipped = float(held_CS.mean()) if held_CS.size else 0.0
     if outcome.clipped > limits.max_clipped:
-        outcome.faults.append(Fault("clipped", f"{100 * outcome.clipped:.1f} % of samples held at full scale"))
+        outcome.faults.append(
+            Fault("clipped", f"{100 * outcome.clipped:.1f} % of samples held at full scale")
+        )
     rms = float(np.sqrt(np.mean(np.square(mono_S, dtype=np.float64))))
     outcome.rms_db = 20.0 * math.log10(max(rms, 1e-6))
     audible = audible_windows(mono_S, decoded.sample_rate, limits.silence_db)
     if not audible.any():
-        outcome.faults.append(Fault("silent", f"{decoded.seconds:.2f} s below {limits.silence_db:g} dB"))
+        outcome.faults.append(
+            Fault("silent", f"{decoded.seconds:.2f} s below {limits.silence_db:g} dB")
+        )
         return
     first = int(audible.argmax())
     # A window is a whole number of samples, so not always quite 10 ms.
@@ -245,9 +261,13 @@ def _same_audio(spoken: Sequence[Outcome]) -> None:
     for same in by_digest.values():
         if len({outcome.item.text for outcome in same}) > 1:
             for outcome in same:
-                others = [str(other.index) for other in same if other.item.text != outcome.item.text]
+                others = [
+                    str(other.index) for other in same if other.item.text != outcome.item.text
+                ]
                 outcome.faults.append(
-                    Fault("same_audio", f"as request {', '.join(others[:5])}, which has another text")
+                    Fault(
+                        "same_audio", f"as request {', '.join(others[:5])}, which has another text"
+                    )
                 )
 
 

@@ -25,7 +25,9 @@ class Playback:
         return max((seconds for _, seconds in self.stalls), default=0.0)
 
 
-def play(marks: Sequence[tuple[float, float]], buffer_seconds: float, *, tolerance: float = 0.001) -> Playback:
+def play(
+    marks: Sequence[tuple[float, float]], buffer_seconds: float, *, tolerance: float = 0.001
+) -> Playback:
     """Play audio that arrives as `marks` say: (time, seconds by then), growing in both and not
     empty.
 

@@ -60,7 +60,9 @@ class _Onnx:
         try:
             self._session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's own exceptions have no common base
-            raise ConfigError(f"{str(path)!r} is not an ONNX model ({type(error).__name__})") from None
+            raise ConfigError(
+                f"{str(path)!r} is not an ONNX model ({type(error).__name__})"
+            ) from None
         self._input = self._session.get_inputs()[0].name
         self.name = path.name
 
@@ -69,9 +71,13 @@ class _Onnx:
             return _unit(self._session.run(None, {self._input: mono_S[None]})[0])
         except Exception as error:  # as above
             why = type(error).__name__
-            raise HocketError(f"the speaker model {self.name} does not take float32 [1, S] ({why})") from None
+            raise HocketError(
+                f"the speaker model {self.name} does not take float32 [1, S] ({why})"
+            ) from None
 
 
 def _unit(vector: Any) -> Embedding:
     flat = np.asarray(vector, np.float32).reshape(-1)
-    return (flat / np.float32(max(float(np.linalg.norm(flat)), 1e-9))).astype(np.float32, copy=False)
+    return (flat / np.float32(max(float(np.linalg.norm(flat)), 1e-9))).astype(
+        np.float32, copy=False
+    )

@@ -62,9 +62,15 @@ def read_events(body: bytes, arrivals: Sequence[tuple[float, int]]) -> EventAudi
             pieces.append(piece)
             size += len(piece)
             audio.arrivals.append((arrivals[bisect_left(ends, end)][0], size))
-        is_done = is_done or event.get("type") == "speech.audio.done" or bool(event.get("finish_reason"))
+        is_done = (
+            is_done or event.get("type") == "speech.audio.done" or bool(event.get("finish_reason"))
+        )
     if len(shapes) > 1:
-        audio.faults.append(Fault("wrong_rate", f"pieces with {len(shapes)} different rates or channels in one answer"))
+        audio.faults.append(
+            Fault(
+                "wrong_rate", f"pieces with {len(shapes)} different rates or channels in one answer"
+            )
+        )
     if not is_done:
         audio.faults.append(Fault("unfinished", "no speech.audio.done, finish_reason or [DONE]"))
     audio.body = b"".join(pieces)
@@ -113,7 +119,9 @@ def _is_fact(value: object) -> bool:
     """Whether a report can hold `value`: a finite number or a short text."""
     if isinstance(value, str):
         return one_line(value) == value
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+    )
 
 
 def _strip_wav(piece: bytes) -> tuple[bytes, dict[str, int]]:
@@ -125,7 +133,9 @@ def _strip_wav(piece: bytes) -> tuple[bytes, dict[str, int]]:
         if tag == b"fmt " and at + 24 <= len(piece):
             kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", piece, at + 8)
             if (kind, bits) != (_PCM_TAG, 16):
-                raise ResponseError("not_audio", f"a WAV piece of kind {kind} with {bits} bits; 16-bit PCM is read")
+                raise ResponseError(
+                    "not_audio", f"a WAV piece of kind {kind} with {bits} bits; 16-bit PCM is read"
+                )
             shape = {"sample_rate": rate, "channels": channels}
         if tag == b"data":
             return piece[at + 8 : at + 8 + size], shape

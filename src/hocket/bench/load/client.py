@@ -38,7 +38,9 @@ class BenchClient:
         """The item of request `index`; items repeat from the first one."""
         return self._config.items[index % len(self._config.items)]
 
-    def body(self, index: int, delivery: Delivery | None = None, response_format: str | None = None) -> bytes:
+    def body(
+        self, index: int, delivery: Delivery | None = None, response_format: str | None = None
+    ) -> bytes:
         """The JSON of request `index`."""
         config, item = self._config, self.item(index)
         fields = config.dialect.body(
@@ -54,9 +56,15 @@ class BenchClient:
 
     async def _post(self, body: bytes) -> Response:
         """Send one request."""
-        headers = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "hocket-bench"}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "*/*",
+            "User-Agent": "hocket-bench",
+        }
         headers |= bearer(self._config.api_key)
-        return await send(self._config.target, "POST", SPEECH_PATH, headers, body, self._config.timeout_seconds)
+        return await send(
+            self._config.target, "POST", SPEECH_PATH, headers, body, self._config.timeout_seconds
+        )
 
     async def send(self, index: int, body: bytes) -> Response:
         """Send `body` as request `index`; a thread writes the response's body to disk."""
@@ -76,7 +84,9 @@ class BenchClient:
         config = self._config
         response.body = self._path(index).read_bytes()
         try:
-            decoded = decode_response(response, config.response_format, config.delivery, config.raw_shape)
+            decoded = decode_response(
+                response, config.response_format, config.delivery, config.raw_shape
+            )
         finally:
             response.body = b""
         if config.delivery == "whole":  # a file is played only after its end
@@ -106,7 +116,9 @@ class BenchClient:
         reason.
         """
         try:
-            decoded = decode_response(await self._post(self.body(0, "whole", "wav")), "wav", "whole")
+            decoded = decode_response(
+                await self._post(self.body(0, "whole", "wav")), "wav", "whole"
+            )
         except ResponseError as error:
             why = f"{error.fault.kind} {error.fault.detail}".strip()
             return None, f"the probe, a whole WAV file, failed: {why}"

@@ -103,10 +103,18 @@ def parse_ramp(text: str, requests: int | None, arrivals: Arrivals) -> list[Load
         except ValueError:
             value = -1.0
         is_rate = slash == "/"
-        if not (0.0 < value <= 1e5) or (is_rate and unit != "s") or (not is_rate and value != int(value)):
-            raise ConfigError(f"--ramp {part!r}: give clients (1,2,4) or rates (1/s,2/s)", param="ramp")
+        if (
+            not (0.0 < value <= 1e5)
+            or (is_rate and unit != "s")
+            or (not is_rate and value != int(value))
+        ):
+            raise ConfigError(
+                f"--ramp {part!r}: give clients (1,2,4) or rates (1/s,2/s)", param="ramp"
+            )
         if is_rate:
-            loads.append(Load(requests or max(20, round(30 * value)), rate=value, arrivals=arrivals))
+            loads.append(
+                Load(requests or max(20, round(30 * value)), rate=value, arrivals=arrivals)
+            )
         else:
             loads.append(Load(requests or max(8, 6 * int(value)), clients=int(value)))
     return loads
@@ -138,7 +146,9 @@ def edge_requests(open_at_a_time: int, requests: int) -> int:
     return min(open_at_a_time, requests // 4)
 
 
-async def run_stage(load: Load, send: Send, seed: int, progress: Callable[[int], None] = lambda _: None) -> StageRun:
+async def run_stage(
+    load: Load, send: Send, seed: int, progress: Callable[[int], None] = lambda _: None
+) -> StageRun:
     """Send requests 0 .. requests - 1, and time them."""
     run = StageRun(began=time.perf_counter())
     cpu = time.process_time()

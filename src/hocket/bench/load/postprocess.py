@@ -24,7 +24,10 @@ _MAX_REFERENCE_SECONDS = 600.0
 
 
 def judge_content(
-    config: RunConfig, client: BenchClient, outcomes: Sequence[Outcome], responses: Mapping[int, Response]
+    config: RunConfig,
+    client: BenchClient,
+    outcomes: Sequence[Outcome],
+    responses: Mapping[int, Response],
 ) -> None:
     """Transcribe every answer that has audio, and compare its voice. Raises HocketError when a
     model fails.
@@ -40,12 +43,20 @@ def judge_content(
         decoded = client.decode(outcome.index, responses[outcome.index])
         mono_S = to_recogniser(decoded.samples, decoded.sample_rate)
         if config.recogniser is not None:
-            note_words(outcome, config.recogniser.words(mono_S, outcome.item.language), config.max_cer)
+            note_words(
+                outcome, config.recogniser.words(mono_S, outcome.item.language), config.max_cer
+            )
         if config.speaker_model is not None and outcome.item.reference is not None:
-            alike = similarity(config.speaker_model.embed(mono_S), reference(outcome.item.reference))
+            alike = similarity(
+                config.speaker_model.embed(mono_S), reference(outcome.item.reference)
+            )
             outcome.similarity = alike if math.isfinite(alike) else None
-            if config.min_similarity is not None and not alike >= config.min_similarity:  # NaN fails, too
-                outcome.faults.append(Fault("wrong_voice", f"{alike:.2f} alike, at least {config.min_similarity:g}"))
+            if (
+                config.min_similarity is not None and not alike >= config.min_similarity
+            ):  # NaN fails, too
+                outcome.faults.append(
+                    Fault("wrong_voice", f"{alike:.2f} alike, at least {config.min_similarity:g}")
+                )
 
     workers = 1 if config.recogniser is None else config.recogniser.workers
     with ThreadPoolExecutor(workers) as pool:
@@ -82,9 +93,12 @@ def keep_audio(
 
     Raises AudioFileError.
     """
-    failed = [outcome for outcome in outcomes if outcome.faults and outcome.seconds > 0.0][:max_kept]
+    failed = [outcome for outcome in outcomes if outcome.faults and outcome.seconds > 0.0][
+        :max_kept
+    ]
     worst = sorted(
-        (outcome for outcome in outcomes if outcome.word_errors), key=lambda o: (o.word_errors or 0) / (o.words or 1)
+        (outcome for outcome in outcomes if outcome.word_errors),
+        key=lambda o: (o.word_errors or 0) / (o.words or 1),
     )
     worst = worst[max(0, len(worst) - max_kept) :]
     for outcome in {id(o): o for o in [*failed, *worst]}.values():

@@ -43,21 +43,28 @@ def difference(before: Scrape | None, after: Scrape | None) -> dict[str, Any] | 
     """Changes between two scrapes: counters, and count, mean, p50 and p95 of each histogram."""
     if before is None or after is None:
         return None
-    counters = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
+    counters = {
+        name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()
+    }
     histograms = {}
     for name, count in after.counts.items():
         new = count - before.counts.get(name, 0.0)
         if new <= 0.0:
             continue
         old = before.buckets.get(name, {})
-        edges = {edge: total - old.get(edge, 0.0) for edge, total in after.buckets.get(name, {}).items()}
+        edges = {
+            edge: total - old.get(edge, 0.0) for edge, total in after.buckets.get(name, {}).items()
+        }
         histograms[name] = {
             "count": new,
             "mean": (after.sums.get(name, 0.0) - before.sums.get(name, 0.0)) / new,
             "p50": _quantile(edges, 0.50),
             "p95": _quantile(edges, 0.95),
         }
-    return {"counters": {name: value for name, value in counters.items() if value}, "histograms": histograms}
+    return {
+        "counters": {name: value for name, value in counters.items() if value},
+        "histograms": histograms,
+    }
 
 
 def first_audio(metrics: dict[str, Any] | None) -> dict[str, float] | None:
@@ -65,7 +72,11 @@ def first_audio(metrics: dict[str, Any] | None) -> dict[str, float] | None:
     for name in FIRST_AUDIO:
         found = (metrics or {}).get("histograms", {}).get(name)
         if found is not None:
-            return {key: value if key == "count" else 1e3 * value for key, value in found.items() if value is not None}
+            return {
+                key: value if key == "count" else 1e3 * value
+                for key, value in found.items()
+                if value is not None
+            }
     return None
 
 
@@ -104,6 +115,8 @@ def _quantile(edges: dict[float, float], share: float) -> float | None:
         if count >= wanted:
             if math.isinf(edge):
                 return None
-            return low_edge + (edge - low_edge) * (wanted - low_count) / max(count - low_count, 1e-9)
+            return low_edge + (edge - low_edge) * (wanted - low_count) / max(
+                count - low_count, 1e-9
+            )
         low_edge, low_count = edge, count
     return None

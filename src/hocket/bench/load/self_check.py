@@ -26,9 +26,19 @@ def stub_server(*, seconds: float, pace: float = 1.0) -> Iterator[Target]:
     """Run `hocket.bench.load.stub_server` in another process: 48 kHz stereo PCM in chunks of 80
     ms.
     """
-    command = [sys.executable, "-m", "hocket.bench.load.stub_server", "--seconds", str(seconds), "--pace", str(pace)]
+    command = [
+        sys.executable,
+        "-m",
+        "hocket.bench.load.stub_server",
+        "--seconds",
+        str(seconds),
+        "--pace",
+        str(pace),
+    ]
     shape = ["--rate", str(RATE), "--channels", str(CHANNELS)]
-    with subprocess.Popen(command + shape, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command + shape, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         port = process.stdout.readline().strip()
@@ -50,7 +60,11 @@ async def self_check(streams: int, seconds: float = _SECONDS) -> dict[str, Any]:
 
     with stub_server(seconds=seconds) as target:
         run = await run_stage(Load(streams, clients=streams), one, seed=0)
-    first = [1e3 * (o.response.arrivals[0][0] - o.response.sent_at) for o in run.sent if o.response.arrivals]
+    first = [
+        1e3 * (o.response.arrivals[0][0] - o.response.sent_at)
+        for o in run.sent
+        if o.response.arrivals
+    ]
     received = sum(len(o.response.body) for o in run.sent)
     return {
         "streams": streams,

@@ -22,8 +22,12 @@ HOST = "127.0.0.1"
 class Stub:
     """Responds to any request with the same noise."""
 
-    def __init__(self, *, rate: int, channels: int, chunk_seconds: float, seconds: float, pace: float) -> None:
-        noise = np.random.default_rng(0).normal(0.0, 3000.0, (round(rate * chunk_seconds), channels))
+    def __init__(
+        self, *, rate: int, channels: int, chunk_seconds: float, seconds: float, pace: float
+    ) -> None:
+        noise = np.random.default_rng(0).normal(
+            0.0, 3000.0, (round(rate * chunk_seconds), channels)
+        )
         body = noise.astype("<i2").tobytes()
         self._chunk = b"%x\r\n" % len(body) + body + b"\r\n"
         self._head = (

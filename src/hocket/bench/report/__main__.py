@@ -13,7 +13,9 @@ from hocket.errors import HocketError
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the page of a report of `hocket bench serve`.")
+    parser = argparse.ArgumentParser(
+        description="Write the page of a report of `hocket bench serve`."
+    )
     parser.add_argument("report", type=Path, help="JSON, as `hocket bench serve --json` writes it")
     parser.add_argument("page", type=Path, help="HTML, which needs no other file")
     arguments = parser.parse_args()

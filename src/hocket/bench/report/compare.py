@@ -75,12 +75,16 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, R
     try:
         return _compare(a, b)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ConfigError(f"one of the reports is not as --json wrote it ({type(error).__name__}: {error})") from None
+        raise ConfigError(
+            f"one of the reports is not as --json wrote it ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
     stages_b = {stage["name"]: stage for stage in b["stages"]}
-    matched = [(stage, stages_b[stage["name"]]) for stage in a["stages"] if stage["name"] in stages_b]
+    matched = [
+        (stage, stages_b[stage["name"]]) for stage in a["stages"] if stage["name"] in stages_b
+    ]
     if not matched:
         loads = [", ".join(stage["name"] for stage in report["stages"]) for report in (a, b)]
         raise ConfigError(f"the reports have no load in common: {loads[0]} against {loads[1]}")
@@ -95,14 +99,17 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         if left != right:
             found.append(f"{label}: {left} against {right}")
     texts = [
-        {request["item"]["text"] for stage in report["stages"] for request in stage["requests"]} for report in (a, b)
+        {request["item"]["text"] for stage in report["stages"] for request in stage["requests"]}
+        for report in (a, b)
     ]
     if texts[0] != texts[1]:
         found.append("the texts are not the same")
     return found
 
 
-def print_comparison(stages: Mapping[str, Mapping[str, Ratio]], remarks: list[str], console: Console) -> None:
+def print_comparison(
+    stages: Mapping[str, Mapping[str, Ratio]], remarks: list[str], console: Console
+) -> None:
     """Print one table for each load."""
     for name, ratios in stages.items():
         table = Table(title=name, title_justify="left", show_edge=False, pad_edge=False)
@@ -111,7 +118,12 @@ def print_comparison(stages: Mapping[str, Mapping[str, Ratio]], remarks: list[st
         for figure, found in ratios.items():
             interval = f"{found.low:.3f} to {found.high:.3f}"
             table.add_row(
-                figure, format_figure(found.a), format_figure(found.b), f"{found.ratio:.3f}", interval, found.verdict
+                figure,
+                format_figure(found.a),
+                format_figure(found.b),
+                f"{found.ratio:.3f}",
+                interval,
+                found.verdict,
             )
         console.print(table)
     for remark in remarks:

@@ -37,7 +37,8 @@ class Condition:
         found = _FORM.fullmatch(text)
         if found is None:
             raise ConfigError(
-                f"--fail-if {text!r}: write FIGURE > NUMBER, such as 'ttfa_p95_ms > 200'", param="fail_if"
+                f"--fail-if {text!r}: write FIGURE > NUMBER, such as 'ttfa_p95_ms > 200'",
+                param="fail_if",
             )
         return cls(found[1], found[2], float(found[3]))
 
@@ -50,10 +51,14 @@ class Condition:
         occur.
         """
         kind = self.figure.removeprefix("fault_")
-        if self.figure in known or (kind != self.figure and (kind in FAULTS or _STATUS.fullmatch(kind))):
+        if self.figure in known or (
+            kind != self.figure and (kind in FAULTS or _STATUS.fullmatch(kind))
+        ):
             return
         near = difflib.get_close_matches(self.figure, known, 3) or sorted(known)[:12]
-        raise ConfigError(f"--fail-if: there is no figure {self.figure!r} here; there is {', '.join(near)}")
+        raise ConfigError(
+            f"--fail-if: there is no figure {self.figure!r} here; there is {', '.join(near)}"
+        )
 
     def __str__(self) -> str:
         return f"{self.figure} {self.comparison} {self.number:g}"

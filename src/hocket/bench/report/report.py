@@ -58,7 +58,11 @@ def read_report(path: Path, kind: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except (ValueError, RecursionError):
         raise ConfigError(f"{str(path)!r} is not JSON; give a report that --json wrote") from None
-    if not isinstance(report, dict) or report.get("hocket_bench") != 1 or report.get("kind") != kind:
+    if (
+        not isinstance(report, dict)
+        or report.get("hocket_bench") != 1
+        or report.get("kind") != kind
+    ):
         raise ConfigError(f"{str(path)!r} is not a report of `hocket bench {kind}`")
     return report
 
@@ -83,7 +87,9 @@ def print_report(report: Report, console: Console) -> None:
     stages = report["stages"]
     config = report["wishes"]
     audio = f"{config['delivery']} {config['format']}"
-    console.print(f"{config['url']}  {config['dialect']}, {audio}, {config['items']} texts", highlight=False)
+    console.print(
+        f"{config['url']}  {config['dialect']}, {audio}, {config['items']} texts", highlight=False
+    )
     console.print(_figures_table(stages))
     for stage in stages:
         _print_faults(stage, console)
@@ -122,7 +128,8 @@ def _figures_table(stages: Sequence[Mapping[str, Any]]) -> Table:
         for key in ("p50", "p95"):
             cells = [(stage["server_first_audio_ms"] or {}).get(key) for stage in stages]
             table.add_row(
-                f"the server's own first audio, ms, {key}", *("" if c is None else format_figure(c) for c in cells)
+                f"the server's own first audio, ms, {key}",
+                *("" if c is None else format_figure(c) for c in cells),
             )
     for key, label in (("cores", "the generator: cores"), ("lag_p99_ms", "… late by, ms, p99")):
         table.add_row(label, *(format_figure(stage["generator"][key]) for stage in stages))
@@ -145,21 +152,37 @@ def _print_faults(stage: Mapping[str, Any], console: Console) -> None:
     if not failed:
         return
     console.print(
-        f"FAIL: {stage['name']}: {len(failed)} of {len(stage['requests'])} answers", style="red", highlight=False
+        f"FAIL: {stage['name']}: {len(failed)} of {len(stage['requests'])} answers",
+        style="red",
+        highlight=False,
     )
-    counts = {name[6:]: int(figure[0]) for name, figure in stage["figures"].items() if name.startswith("fault_")}
+    counts = {
+        name[6:]: int(figure[0])
+        for name, figure in stage["figures"].items()
+        if name.startswith("fault_")
+    }
     counts.pop("status", None)  # the sum of all status_NNN
     for kind, count in sorted(counts.items(), key=lambda item: -item[1]):
-        console.print(f"  {count:5d}  {kind}: {FAULTS.get(kind, FAULTS['status'])}", highlight=False, markup=False)
+        console.print(
+            f"  {count:5d}  {kind}: {FAULTS.get(kind, FAULTS['status'])}",
+            highlight=False,
+            markup=False,
+        )
     for request in failed[:_LISTED]:
         told = "; ".join(f"{fault['kind']} ({fault['detail']})" for fault in request["faults"])
-        console.print(f"  request {request['index']} ({request['item']['id']}): {told}", highlight=False, markup=False)
+        console.print(
+            f"  request {request['index']} ({request['item']['id']}): {told}",
+            highlight=False,
+            markup=False,
+        )
     if len(failed) > _LISTED:
         console.print(f"  and {len(failed) - _LISTED} more in the report", highlight=False)
 
 
 def _print_worst(stages: Sequence[Mapping[str, Any]], console: Console) -> None:
-    heard = [request for stage in stages for request in stage["requests"] if request.get("word_errors")]
+    heard = [
+        request for stage in stages for request in stage["requests"] if request.get("word_errors")
+    ]
     heard.sort(key=lambda request: request["word_errors"] / request["words"], reverse=True)
     for request in heard[:3]:
         console.print(

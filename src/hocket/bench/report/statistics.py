@@ -61,7 +61,14 @@ def figure_names() -> set[str]:
         for level in ("mean", *_PERCENTILES)
     }
     return statistics | {
-        *("underrun_free", "underrun_free_buffered", "success_rate", "wer", "cer", "similarity_mean"),
+        *(
+            "underrun_free",
+            "underrun_free_buffered",
+            "success_rate",
+            "wer",
+            "cer",
+            "similarity_mean",
+        ),
         *("requests_per_s", "audio_s_per_s", "requests_per_s_full", "audio_s_per_s_full"),
         *("requests", "failures", "failure_rate"),
     }
@@ -73,12 +80,19 @@ def draws_of(stage: Mapping[str, Any], seed: int) -> dict[str, tuple[float, Draw
     requests = counted(stage["requests"])
     figures: dict[str, tuple[float, Draws]] = {}
     for name, key in _TIMES.items():
-        values = np.array([request[key] for request in requests if request.get(key) is not None], np.float64)
+        values = np.array(
+            [request[key] for request in requests if request.get(key) is not None], np.float64
+        )
         if len(values):
             figures |= _statistics(name, "" if key == "rtf" else "_ms", values, rng)
     if requests and any("still_ms" in request for request in requests):
-        for name, key in (("underrun_free", "still_ms"), ("underrun_free_buffered", "still_buffered_ms")):
-            free = np.array([request.get(key, 0.0) < _UNDERRUN_MS for request in requests], np.float64)
+        for name, key in (
+            ("underrun_free", "still_ms"),
+            ("underrun_free_buffered", "still_buffered_ms"),
+        ):
+            free = np.array(
+                [request.get(key, 0.0) < _UNDERRUN_MS for request in requests], np.float64
+            )
             figures[name] = _resampled(free, lambda batch: batch.mean(axis=1), rng)
     if stage["requests"]:
         right = np.array([not request["faults"] for request in stage["requests"]], np.float64)
@@ -91,7 +105,9 @@ def draws_of(stage: Mapping[str, Any], seed: int) -> dict[str, tuple[float, Draw
         figures["similarity_mean"] = _resampled(similarities, lambda batch: batch.mean(axis=1), rng)
     timeline = stage["timeline"]
     for name, series in (("requests_per_s", "answers"), ("audio_s_per_s", "audio_seconds")):
-        per_bin = np.array(timeline[f"steady_{series}"], np.float64) / timeline["steady_bin_seconds"]
+        per_bin = (
+            np.array(timeline[f"steady_{series}"], np.float64) / timeline["steady_bin_seconds"]
+        )
         figures[name] = _resampled(per_bin, lambda batch: batch.mean(axis=1), rng)
     return figures
 
@@ -117,7 +133,9 @@ def is_right(request: Request) -> bool:
     return all(fault["kind"] in SLOW for fault in request["faults"])
 
 
-def timeline_of(requests: Sequence[Request], began_to_window: tuple[float, float], seconds: float) -> dict[str, Any]:
+def timeline_of(
+    requests: Sequence[Request], began_to_window: tuple[float, float], seconds: float
+) -> dict[str, Any]:
     """Answers and seconds of audio over time: the whole stage for the plot, its steady window for
     the figures.
 
@@ -148,7 +166,9 @@ def timeline_of(requests: Sequence[Request], began_to_window: tuple[float, float
         "open": [int(((opens <= at) & (closes > at)).sum()) for at in middles],
         "steady_window": [round(first, 3), round(last, 3)],
         "steady_bin_seconds": float(steady[1] - steady[0]),
-        "steady_audio_seconds": [round(float(x), 4) for x in np.histogram(times, steady, weights=audio)[0]],
+        "steady_audio_seconds": [
+            round(float(x), 4) for x in np.histogram(times, steady, weights=audio)[0]
+        ],
         "steady_answers": [int(x) for x in np.histogram(ends, steady)[0]],
         "seconds": round(seconds, 4),
     }
@@ -160,7 +180,10 @@ def fault_counts(requests: Sequence[Request]) -> dict[str, int]:
     """
     kinds = [{fault["kind"] for fault in request["faults"]} for request in requests]
     statuses = sum(any(kind.startswith("status_") for kind in found) for found in kinds)
-    return {**Counter(kind for found in kinds for kind in found), **({"status": statuses} if statuses else {})}
+    return {
+        **Counter(kind for found in kinds for kind in found),
+        **({"status": statuses} if statuses else {}),
+    }
 
 
 def _counts(stage: Mapping[str, Any]) -> dict[str, float]:
@@ -177,7 +200,9 @@ def _counts(stage: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _statistics(name: str, unit: str, values: Draws, rng: np.random.Generator) -> dict[str, tuple[float, Draws]]:
+def _statistics(
+    name: str, unit: str, values: Draws, rng: np.random.Generator
+) -> dict[str, tuple[float, Draws]]:
     levels = list(_PERCENTILES.values())
     found = {f"{name}_mean{unit}": _resampled(values, lambda batch: batch.mean(axis=1), rng)}
     draws_PN = _replicates(values, lambda batch: np.percentile(batch, levels, axis=1).T, rng).T
@@ -187,10 +212,15 @@ def _statistics(name: str, unit: str, values: Draws, rng: np.random.Generator) -
     return found
 
 
-def _error_rates(requests: Sequence[Request], rng: np.random.Generator) -> dict[str, tuple[float, Draws]]:
+def _error_rates(
+    requests: Sequence[Request], rng: np.random.Generator
+) -> dict[str, tuple[float, Draws]]:
     """Error rates over all texts, with requests resampled."""
     found = {}
-    for name, errors, total in (("wer", "word_errors", "words"), ("cer", "character_errors", "characters")):
+    for name, errors, total in (
+        ("wer", "word_errors", "words"),
+        ("cer", "character_errors", "characters"),
+    ):
         pairs = np.array([(r[errors], r[total]) for r in requests if r.get(total)], np.float64)
         if len(pairs):
             index = rng.integers(len(pairs), size=(DRAWS, len(pairs)))
@@ -199,11 +229,18 @@ def _error_rates(requests: Sequence[Request], rng: np.random.Generator) -> dict[
     return found
 
 
-def _resampled(values: Draws, statistic: Callable[[Draws], Draws], rng: np.random.Generator) -> tuple[float, Draws]:
+def _resampled(
+    values: Draws, statistic: Callable[[Draws], Draws], rng: np.random.Generator
+) -> tuple[float, Draws]:
     return float(statistic(values[None])[0]), _replicates(values, statistic, rng)
 
 
-def _replicates(values: Draws, statistic: Callable[[Draws], Draws], rng: np.random.Generator) -> Draws:
+def _replicates(
+    values: Draws, statistic: Callable[[Draws], Draws], rng: np.random.Generator
+) -> Draws:
     """`statistic` of `DRAWS` resamples of `values`, in batches that bound memory."""
-    parts = [statistic(values[rng.integers(len(values), size=(_BATCH, len(values)))]) for _ in range(0, DRAWS, _BATCH)]
+    parts = [
+        statistic(values[rng.integers(len(values), size=(_BATCH, len(values)))])
+        for _ in range(0, DRAWS, _BATCH)
+    ]
     return np.concatenate(parts)

@@ -75,19 +75,29 @@ class Conversions:
         Raises InvalidRequestError, CapacityError.
         """
         config = self._codec.config
-        if samples_CS.ndim != 2 or samples_CS.shape[0] != config.channels or not samples_CS.shape[1]:
+        if (
+            samples_CS.ndim != 2
+            or samples_CS.shape[0] != config.channels
+            or not samples_CS.shape[1]
+        ):
             raise InvalidRequestError(
-                f"the audio has the shape {samples_CS.shape}; give [{config.channels}, samples]", param="audio"
+                f"the audio has the shape {samples_CS.shape}; give [{config.channels}, samples]",
+                param="audio",
             )
         if n_codebooks is not None and not 1 <= n_codebooks <= config.n_codebooks:
             raise InvalidRequestError(
-                f"codebooks is {n_codebooks}; this codec has {config.n_codebooks}", param="codebooks"
+                f"codebooks is {n_codebooks}; this codec has {config.n_codebooks}",
+                param="codebooks",
             )
-        frames, max_frames = -(-samples_CS.shape[1] // config.frame_samples), config.max_recording_frames
+        frames, max_frames = (
+            -(-samples_CS.shape[1] // config.frame_samples),
+            config.max_recording_frames,
+        )
         if max_frames is not None and frames > max_frames:
             longest = max_frames * config.frame_samples / config.sample_rate
             raise InvalidRequestError(
-                f"the audio lasts {samples_CS.shape[1] / config.sample_rate:.1f} s; this codec's encoder takes "
+                f"the audio lasts {samples_CS.shape[1] / config.sample_rate:.1f} s; this codec's "
+                "encoder takes "
                 f"{longest:g} s at a time, cut it",
                 param="audio",
             )
@@ -98,10 +108,13 @@ class Conversions:
         config = self._codec.config
         if codes_FN.ndim != 2 or not codes_FN.size or codes_FN.shape[1] > config.n_codebooks:
             raise InvalidRequestError(
-                f"codes have the shape {codes_FN.shape}; give [frames, 1 .. {config.n_codebooks}]", param="codes"
+                f"codes have the shape {codes_FN.shape}; give [frames, 1 .. {config.n_codebooks}]",
+                param="codes",
             )
         if codes_FN.min() < 0 or codes_FN.max() >= config.codebook_size:
-            raise InvalidRequestError(f"codes are 0 .. {config.codebook_size - 1}; correct them", param="codes")
+            raise InvalidRequestError(
+                f"codes are 0 .. {config.codebook_size - 1}; correct them", param="codes"
+            )
         self._open(_Conversion(name, codes_FN, None, len(codes_FN), self._clock()))
 
     def cancel(self, name: str) -> None:
@@ -114,7 +127,9 @@ class Conversions:
 
     @torch.inference_mode()
     def step(self) -> list[AudioChunk]:
-        """Convert the next part; returns its chunk, and the end of a conversion that is complete."""
+        """Convert the next part; returns its chunk, and the end of a conversion that is
+        complete.
+        """
         chunks, self._ended = self._ended, []
         if not self._queue:
             return chunks
@@ -138,9 +153,13 @@ class Conversions:
         first, frames = job.done * frame_samples, min(PIECE_FRAMES, job.frames - job.done)
         piece_CS = np.asarray(job.content[:, first : first + frames * frame_samples], np.float32)
         padding = frames * frame_samples - piece_CS.shape[1]
-        samples_BCS = torch.from_numpy(np.pad(piece_CS, ((0, 0), (0, padding))))[None].to(self._device)
+        samples_BCS = torch.from_numpy(np.pad(piece_CS, ((0, 0), (0, padding))))[None].to(
+            self._device
+        )
         lengths_B = torch.tensor([piece_CS.shape[1]], device=self._device)
-        codes_BTN = self._codec.encode(samples_BCS, self._encoder, self._row_B, lengths_B, job.n_codebooks)
+        codes_BTN = self._codec.encode(
+            samples_BCS, self._encoder, self._row_B, lengths_B, job.n_codebooks
+        )
         return self._chunk(job, self._silence(), codes_BTN[0].cpu().numpy())
 
     def _decode_piece(self, job: _Conversion) -> AudioChunk:

@@ -50,14 +50,17 @@ class ReferenceEncoder:
     content.
     """
 
-    def __init__(self, codec: Codec, *, n_codebooks: int, config: ReferenceCacheConfig, fixed_batch: bool) -> None:
+    def __init__(
+        self, codec: Codec, *, n_codebooks: int, config: ReferenceCacheConfig, fixed_batch: bool
+    ) -> None:
         """Raises ConfigError when the cache folder cannot be made."""
         if config.folder is not None:
             try:
                 config.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(
-                    f"the reference cache folder {str(config.folder)!r} cannot be made: {error.strerror}; name another",
+                    f"the reference cache folder {str(config.folder)!r} cannot be made: "
+                    f"{error.strerror}; name another",
                     param="folder",
                 ) from error
         self._codec = codec
@@ -89,7 +92,11 @@ class ReferenceEncoder:
         whole = np.ascontiguousarray(samples_CS[:, : frames * self._codec.config.frame_samples])
         key = hashlib.blake2b(self._salt + whole.tobytes(), digest_size=20).hexdigest()
         codes = self._find(key, frames)
-        if codes is not None or key in self._waiting or any(item.key == key for item in self._active):
+        if (
+            codes is not None
+            or key in self._waiting
+            or any(item.key == key for item in self._active)
+        ):
             self.hits += 1
         else:
             self.misses += 1
@@ -109,7 +116,14 @@ class ReferenceEncoder:
         free = sorted(set(range(ENCODER_ROWS)) - {item.row for item in self._active})
         while self._waiting and free:
             key, samples = self._waiting.popitem(last=False)
-            item = _Encoding(key, samples, self._codec.config.reference_frames(samples.shape[1]), free.pop(0), 0, [])
+            item = _Encoding(
+                key,
+                samples,
+                self._codec.config.reference_frames(samples.shape[1]),
+                free.pop(0),
+                0,
+                [],
+            )
             self._state.reset(torch.tensor([item.row], device=self._device))
             self._active.append(item)
         if not self._active:
@@ -140,7 +154,9 @@ class ReferenceEncoder:
             chunk_BCS[i, :, : piece.shape[1]] = piece
             lengths[i] = piece.shape[1]
         rows_B, lengths_B = torch.tensor([rows, lengths], device=self._device)
-        codes_BTN = self._codec.encode(chunk_BCS.to(self._device), self._state, rows_B, lengths_B, self._n_codebooks)
+        codes_BTN = self._codec.encode(
+            chunk_BCS.to(self._device), self._state, rows_B, lengths_B, self._n_codebooks
+        )
         host = codes_BTN.cpu().numpy()
         for i, item in enumerate(items):
             item.codes.append(host[i, : counts[i]].copy())
@@ -160,7 +176,10 @@ class ReferenceEncoder:
         except AudioFileError as error:
             _log_damage(path, str(error))
             return None
-        if codes.shape != (frames, self._n_codebooks) or codes.max() >= self._codec.config.codebook_size:
+        if (
+            codes.shape != (frames, self._n_codebooks)
+            or codes.max() >= self._codec.config.codebook_size
+        ):
             _log_damage(path, "it holds codes of something else")
             return None
         self._remember(key, codes)

@@ -69,7 +69,9 @@ class SamplesInFlight:
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """One stream's part of a batch: samples [C, S], and the mean power [F] of each frame as floats."""
+    """One stream's part of a batch: samples [C, S], and the mean power [F] of each frame as
+    floats.
+    """
 
     samples_CS: Samples
     power_F: NDArray[np.float32]
@@ -149,15 +151,22 @@ class CodecRunner:
             self._states["kept"] = codec.new_decoder_state(kept, 1)
         slots = self.priming_slots
         if self.packs:
-            max_frames, priming = streams * self.chunk_sizes[-1], Launcher(self._device, priority=_PRIMING_PRIORITY)
+            max_frames, priming = (
+                streams * self.chunk_sizes[-1],
+                Launcher(self._device, priority=_PRIMING_PRIORITY),
+            )
             # Bits depend on the size of a pack. Strict packs have one size; that of priming follows
             # from the recording.
             sizes = [STRICT_FRAMES] if strict else batch_sizes(max_frames)
             priming_batch_sizes = batch_sizes(slots * self.priming_sizes[-1])
         else:
             priming = steady[0]
-            sizes, priming_batch_sizes = ([streams], [slots]) if strict else (batch_sizes(streams), batch_sizes(slots))
-        self._steady = self._first = _DecodePath("row", *steady, row_state, streams, self.chunk_sizes, sizes)
+            sizes, priming_batch_sizes = (
+                ([streams], [slots]) if strict else (batch_sizes(streams), batch_sizes(slots))
+            )
+        self._steady = self._first = _DecodePath(
+            "row", *steady, row_state, streams, self.chunk_sizes, sizes
+        )
         self._priming = _DecodePath(
             "priming", priming, None, priming_state, slots, self.priming_sizes, priming_batch_sizes
         )
@@ -168,7 +177,12 @@ class CodecRunner:
                 min(streams, first_frames // chunk[0]),
             )
             self._first = _DecodePath(
-                "first", *self._launching(_FIRST_PRIORITY), row_state, max_first_chunks, chunk, sizes
+                "first",
+                *self._launching(_FIRST_PRIORITY),
+                row_state,
+                max_first_chunks,
+                chunk,
+                sizes,
             )
 
     @property
@@ -209,7 +223,10 @@ class CodecRunner:
                             self._decode(path, range(size), [nothing] * size, width)
         priming, row, kept = StateSlot("priming", 0), StateSlot("row", 0), StateSlot("kept", 0)
         with self._priming.launcher.active():
-            for source, target in ((priming, row), *([(priming, kept), (kept, row)] if self.kept else [])):
+            for source, target in (
+                (priming, row),
+                *([(priming, kept), (kept, row)] if self.kept else []),
+            ):
                 self._copy(source, target, 0)
         for path in paths:
             path.launcher.seal()
@@ -229,7 +246,9 @@ class CodecRunner:
                 self._row_events[target.number] = event
         return event
 
-    def prime(self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int) -> torch.cuda.Event | None:
+    def prime(
+        self, slots: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
+    ) -> torch.cuda.Event | None:
         """Run a slice [F <= frames, N] of a recording on each of `slots`; `frames` is one of
         `priming_sizes`.
 
@@ -255,7 +274,10 @@ class CodecRunner:
             if self.packs:
                 samples_CS, power_F = self._decode_packed(path, rows, pieces)
                 used = sum(counts)
-                results = samples_CS[None, :, : used * self.codec.config.frame_samples], power_F[None, :used]
+                results = (
+                    samples_CS[None, :, : used * self.codec.config.frame_samples],
+                    power_F[None, :used],
+                )
             else:
                 samples_BCS, power_BF = self._decode(path, rows, pieces, batch.chunk_frames)
                 results = samples_BCS[: len(rows)], power_BF[: len(rows)]
@@ -287,7 +309,11 @@ class CodecRunner:
         return Launcher(self._device, priority=priority), CopyStream(self._device, priority)
 
     def _decode_packed(
-        self, path: _DecodePath, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int = 0
+        self,
+        path: _DecodePath,
+        rows: Sequence[int],
+        pieces: Sequence[NDArray[np.int64]],
+        frames: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Run a piece [F, N] on each row, packed one behind the other and padded at the end to a
         size of the path.
@@ -302,14 +328,20 @@ class CodecRunner:
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_S, counts_S, firsts_S = streams_3S.unbind(0)
-            pack = path.state.pack(rows_S, counts_S, firsts_S, frames=size, max_frames=path.chunks[-1])
+            pack = path.state.pack(
+                rows_S, counts_S, firsts_S, frames=size, max_frames=path.chunks[-1]
+            )
             samples_CS = self.codec.decode_packed(codes, path.state, pack).contiguous()
             return self._handed_out(samples_CS), samples_CS.square().mean(0).view(size, -1).mean(1)
 
         return path.launcher.run((path.name, size), decode)
 
     def _decode(
-        self, path: _DecodePath, rows: Sequence[int], pieces: Sequence[NDArray[np.int64]], frames: int
+        self,
+        path: _DecodePath,
+        rows: Sequence[int],
+        pieces: Sequence[NDArray[np.int64]],
+        frames: int,
     ) -> tuple[Tensor, Tensor]:
         """Run a piece [F <= frames, N] on each row, padded to `frames`; the batch is padded to a
         size of the path.
@@ -320,7 +352,10 @@ class CodecRunner:
         fixed = self._strict or path.launcher.records
         size = path.size(len(rows)) if fixed else len(rows)
         numbers, padded_codes = chunk_batch(rows, pieces, size, frames, path.state.rows)
-        places, codes = path.launcher.put("places", numbers), path.launcher.put("codes", padded_codes)
+        places, codes = (
+            path.launcher.put("places", numbers),
+            path.launcher.put("codes", padded_codes),
+        )
 
         def decode() -> tuple[Tensor, Tensor]:
             rows_B, counts_B = places.unbind(0)

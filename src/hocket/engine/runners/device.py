@@ -108,7 +108,9 @@ class Launcher:
         graph = torch.cuda.CUDAGraph()
         # Waits for the current GPU and records on it; `active` has made this launcher's GPU the
         # current one.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"
+        ):
             result = program()
         self._pool = self._pool or graph.pool()
         self._graphs[key] = graph, result
@@ -118,7 +120,11 @@ class StaticInput:
     """An input at a fixed address on the device, written before every launch that reads it."""
 
     def __init__(
-        self, shape: Sequence[int], device: torch.device, dtype: torch.dtype, stream: torch.cuda.Stream | None
+        self,
+        shape: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+        stream: torch.cuda.Stream | None,
     ) -> None:
         """On a GPU, `put` must be called while `stream` is the current stream."""
         self.tensor = torch.zeros(*shape, dtype=dtype, device=device)
@@ -180,10 +186,14 @@ class CopyStream:
             self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
     def start(self, *tensors: Tensor) -> list[HostCopy]:
-        """Start copying results of the launches so far on the current stream, into pinned memory."""
+        """Start copying results of the launches so far on the current stream, into pinned
+        memory.
+        """
         if self._stream is None:
             return [HostCopy(tensor, None) for tensor in tensors]
-        hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        hosts = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors
+        ]
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with self._stream:

@@ -1,4 +1,6 @@
-"""Host arrays of the batches that runners send to the device, padded to the sizes in use. No torch."""
+"""Host arrays of the batches that runners send to the device, padded to the sizes in use.
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class PrefillSlice(NamedTuple):
 def split_prefill(row: int, rows_TR: Integers, start: int, size: int) -> list[PrefillSlice]:
     """Split a request's rows, which start at K/V row `start`, into slices of up to `size` rows."""
     count = len(rows_TR)
-    return [PrefillSlice(row, rows_TR[i : i + size], start + i, i + size >= count) for i in range(0, count, size)]
+    return [
+        PrefillSlice(row, rows_TR[i : i + size], start + i, i + size >= count)
+        for i in range(0, count, size)
+    ]
 
 
 def prefill_batch(
@@ -45,7 +50,10 @@ def prefill_batch(
     for i, slice_ in enumerate(slices):
         rows_BTR[i, : len(slice_.rows_TR)] = slice_.rows_TR
     numbers[:, : len(slices)] = np.array(
-        [(row, start, len(rows_TR), row if is_last else scratch_row) for row, rows_TR, start, is_last in slices]
+        [
+            (row, start, len(rows_TR), row if is_last else scratch_row)
+            for row, rows_TR, start, is_last in slices
+        ]
     ).T
     return rows_BTR, numbers
 
@@ -98,4 +106,7 @@ def packed_batch(
 def _distinct(rows: Sequence[int], size: int, all_rows: int) -> list[int]:
     """Pad `rows` to `size` with distinct rows that are not in use."""
     taken = set(rows)
-    return [*rows, *itertools.islice((row for row in range(all_rows) if row not in taken), size - len(rows))]
+    return [
+        *rows,
+        *itertools.islice((row for row in range(all_rows) if row not in taken), size - len(rows)),
+    ]

@@ -46,7 +46,9 @@ class SamplingState:
     def nbytes(self) -> int:
         return self._floats_FR.nbytes + self._integers_IR.nbytes
 
-    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int) -> NDArray[np.int64]:
+    def start(
+        self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int
+    ) -> NDArray[np.int64]:
         """Claim `row` on the host and return its packed numbers [ROW_NUMBERS] for `write`."""
         draws = (sampling.codes, sampling.predicted, sampling.stop)
         self._has_penalty_R[row] = sampling.codes.repetition_penalty != 1
@@ -77,7 +79,9 @@ class SamplingState:
         floats = iter(self._floats_FR.index_select(1, rows_B).unbind(0))
         integers = iter(self._integers_IR.index_select(1, rows_B).unbind(0))
         codes, predicted, stop = (
-            DrawArgs(*(next(integers if is_integer else floats) for is_integer in _IS_INTEGER.values()))
+            DrawArgs(
+                *(next(integers if is_integer else floats) for is_integer in _IS_INTEGER.values())
+            )
             for _ in range(_DRAWS)
         )
         seed_B, min_frames_B = integers

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.core import PromptRows
-from hocket.engine.runners.device import CopyStream, HostCopy, Launcher, batch_sizes, bits_of, floats_of
+from hocket.engine.runners.device import (
+    CopyStream,
+    HostCopy,
+    Launcher,
+    batch_sizes,
+    bits_of,
+    floats_of,
+)
 from hocket.engine.runners.padding import PrefillSlice, frame_batch, prefill_batch, split_prefill
 from hocket.engine.runners.sampling_state import ROW_NUMBERS, SamplingState
 from hocket.engine.scheduling.memory import SCRATCH_PAGE
@@ -89,7 +96,13 @@ class TalkerRunner:
         self._launcher = Launcher(self._device)
         self._copies = CopyStream(self._device)
         self._kv = KVPages.allocate(
-            config.layers, pages, page_rows, config.kv_heads, config.head_dim, kv_dtype or self._dtype, self._device
+            config.layers,
+            pages,
+            page_rows,
+            config.kv_heads,
+            config.head_dim,
+            kv_dtype or self._dtype,
+            self._device,
         )
         #: The row behind those of requests; padding reads and writes it.
         self._scratch_row = rows
@@ -110,7 +123,9 @@ class TalkerRunner:
         self._codebooks_N = torch.arange(config.n_vq, device=self._device)
         self._true = torch.ones((), dtype=torch.bool, device=self._device)
         #: Page table of all rows; the scratch row is the last.
-        self._table = self._launcher.static_input((rows + 1, -(-max_frames // page_rows)), torch.int32)
+        self._table = self._launcher.static_input(
+            (rows + 1, -(-max_frames // page_rows)), torch.int32
+        )
         self._host_table = np.full(self._table.tensor.shape, SCRATCH_PAGE, np.int32)
         kind = self._device.type
         if strict:
@@ -133,7 +148,9 @@ class TalkerRunner:
         """Bytes of the tensors that are indexed by row."""
         return sum(tensor.nbytes for tensor in self._per_row) + self._sampling.nbytes
 
-    def start(self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows) -> None:
+    def start(
+        self, row: int, sampling: ResolvedSampling, seed: int, min_frames: int, prompt: PromptRows
+    ) -> None:
         """Claim `row` for a new request and overwrite the state of its earlier owner.
 
         The request may not stop before frame `min_frames`.
@@ -150,7 +167,9 @@ class TalkerRunner:
         """
         sizes = [1, ROW_NUMBERS, self._voice_RD.shape[1], self._texts_RF.shape[1]]
         with self._launcher.active():
-            row_1, numbers, voice_D, texts_F = torch.split(self._launcher.put("claim", values), sizes)
+            row_1, numbers, voice_D, texts_F = torch.split(
+                self._launcher.put("claim", values), sizes
+            )
 
             def claim() -> None:
                 self._seen_RNV.index_fill_(0, row_1, 0)
@@ -167,7 +186,13 @@ class TalkerRunner:
         nothing = np.zeros((1, 1 + self.talker.config.n_vq), np.int64)
         no_frames = np.zeros((3, 0), np.int64)
         voice = np.zeros(self._voice_RD.shape[1], np.float32)
-        self.start(self._scratch_row, _ANY_SAMPLING, 0, 0, PromptRows(nothing, nothing[:0, 1:], voice=voice))
+        self.start(
+            self._scratch_row,
+            _ANY_SAMPLING,
+            0,
+            0,
+            PromptRows(nothing, nothing[:0, 1:], voice=voice),
+        )
         with self._launcher.active():
             # The largest comes first, because the smaller ones fit into its memory.
             for size in reversed(self._page_sizes):
@@ -233,16 +258,24 @@ class TalkerRunner:
                 frames = slice(first_frame, first_frame + item.count)
                 texts_F1, codes_FN = self._texts_RF[row, frames, None], self.codes_RFN[row, frames]
                 rows_TR = torch.cat([texts_F1, codes_FN], 1).long().cpu().numpy()
-            slices += split_prefill(row, rows_TR, item.start, self._page_rows if self._has_fixed_shapes else item.count)
+            slices += split_prefill(
+                row, rows_TR, item.start, self._page_rows if self._has_fixed_shapes else item.count
+            )
         return slices
 
-    def _put_slices(self, slices: Sequence[PrefillSlice], size: int) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+    def _put_slices(
+        self, slices: Sequence[PrefillSlice], size: int
+    ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
         """Send slices to the device: their rows int64 [size, T, R] and the index of `prefill_batch`
         [4, size].
 
         The third result holds the end of each slice, in K/V rows, on the host.
         """
-        length = self._page_rows if self._has_fixed_shapes else max(len(slice_.rows_TR) for slice_ in slices)
+        length = (
+            self._page_rows
+            if self._has_fixed_shapes
+            else max(len(slice_.rows_TR) for slice_ in slices)
+        )
         rows_BTR, numbers = prefill_batch(slices, size, length, self._scratch_row)
         return (
             self._launcher.put("prompt rows", rows_BTR),
@@ -286,7 +319,9 @@ class TalkerRunner:
 
     # ---- frames
 
-    def launch(self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()) -> FramesInFlight:
+    def launch(
+        self, batch: FrameBatch, page_table: PageTable, items: Sequence[PrefillItem] = ()
+    ) -> FramesInFlight:
         """Make one frame of every request in `batch` and feed it back, without waiting for the
         device.
 
@@ -328,7 +363,9 @@ class TalkerRunner:
     def _put_frames(self, frame_index_3B: NDArray[np.int64], size: int) -> Tensor:
         return self._launcher.put("frames", frame_batch(frame_index_3B, size, self._scratch_row))
 
-    def _draw(self, index_4B: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None) -> Tensor:
+    def _draw(
+        self, index_4B: Tensor, has_penalty: bool, rows: tuple[int, ...] | None = None
+    ) -> Tensor:
         """Draw stop flags and codes int64 [B, 1 + N] for the frames of `index_4B`; also keep the
         codes on the device.
         """
@@ -337,21 +374,29 @@ class TalkerRunner:
             rows_B, frames_B = index_4B[0], index_4B[1]
             sampling = self._sampling.batch(rows_B, rows)
             seen_BNV = self._seen_RNV[rows_B] if has_penalty else None
-            stop_B, codes_BN = self.talker.frame(self._hidden_RD[rows_B], sampling, frames_B, seen_BNV)
+            stop_B, codes_BN = self.talker.frame(
+                self._hidden_RD[rows_B], sampling, frames_B, seen_BNV
+            )
             self.codes_RFN[rows_B, frames_B] = codes_BN.to(torch.int32)
             if has_penalty:
                 # `True` itself would be copied from the host.
-                self._seen_RNV.index_put_((rows_B[:, None], self._codebooks_N, codes_BN), self._true)
+                self._seen_RNV.index_put_(
+                    (rows_B[:, None], self._codebooks_N, codes_BN), self._true
+                )
             return torch.cat([stop_B[:, None].long(), codes_BN], 1)
 
         return self._launcher.run(("draw", index_4B.shape[1], has_penalty), draw)
 
-    def _advance(self, index_4B: Tensor, width: int | None, lengths: tuple[int, ...] | None) -> None:
+    def _advance(
+        self, index_4B: Tensor, width: int | None, lengths: tuple[int, ...] | None
+    ) -> None:
         """Feed the frames of `index_4B` to the backbone."""
 
         def advance() -> None:
             x_BD, batch = self._frame_inputs(index_4B, width, lengths)
-            self._hidden_RD[index_4B[0]] = self.talker.backbone(x_BD[:, None], self._kv, batch)[:, 0]
+            self._hidden_RD[index_4B[0]] = self.talker.backbone(x_BD[:, None], self._kv, batch)[
+                :, 0
+            ]
 
         self._launcher.run(("advance", index_4B.shape[1]), advance)
 
@@ -365,7 +410,9 @@ class TalkerRunner:
             rows_P, starts_P, counts_P, _ = slice_index_4P.unbind(0)
             x_PTD = self.talker.embed(rows_PTR, self._voice_RD[rows_P])
             pages = PagedBatch(self._table.tensor[rows_P], starts_P, counts_P)
-            hidden_BD, hidden_PTD = self.talker.backbone.joined(x_BD, frames, x_PTD, pages, self._kv)
+            hidden_BD, hidden_PTD = self.talker.backbone.joined(
+                x_BD, frames, x_PTD, pages, self._kv
+            )
             self._hidden_RD[index_4B[0]] = hidden_BD
             self._keep(hidden_PTD, slice_index_4P)
 
@@ -378,7 +425,10 @@ class TalkerRunner:
         and their batch.
         """
         rows_B, frames_B, starts_B, counts_B = index_4B.unbind(0)
-        codes_BN, texts_B = self.codes_RFN[rows_B, frames_B].long(), self._texts_RF[rows_B, frames_B].long()
+        codes_BN, texts_B = (
+            self.codes_RFN[rows_B, frames_B].long(),
+            self._texts_RF[rows_B, frames_B].long(),
+        )
         batch = PagedBatch(self._table.tensor[rows_B, :width], starts_B, counts_B, lengths)
         return self.talker.embed_frame(codes_BN, texts_B), batch
 

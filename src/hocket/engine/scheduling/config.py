@@ -30,7 +30,8 @@ class SchedulerConfig(StrictModel):
     def _prefill_advances(self) -> SchedulerConfig:
         if self.prefill_rows_per_step < self.page_rows:
             raise ValueError(
-                f"prefill_rows_per_step {self.prefill_rows_per_step} is under page_rows {self.page_rows}; "
+                f"prefill_rows_per_step {self.prefill_rows_per_step} is under page_rows "
+                f"{self.page_rows}; "
                 "prefill stops at page boundaries, so it would never advance"
             )
         return self

@@ -39,7 +39,12 @@ class DecodeQueue:
     )
 
     def __init__(
-        self, policy: ChunkPolicy, frame_seconds: float, *, fixed_chunks: bool = False, pack_frames: int = 0
+        self,
+        policy: ChunkPolicy,
+        frame_seconds: float,
+        *,
+        fixed_chunks: bool = False,
+        pack_frames: int = 0,
     ) -> None:
         """With `fixed_chunks` a stream is split and padded as if it were alone.
 
@@ -82,7 +87,9 @@ class DecodeQueue:
         if undecoded < wanted or not request.codec_ready or not math.isnan(request.ready_at):
             return
         if self._first_chunks_apart and request.streaming and request.decoded == 0 < request.sent:
-            return  # its first chunk is in flight on a path of its own; the next must not overtake it
+            # its first chunk is in flight on a path of its own; the next must not
+            # overtake it
+            return
         request.ready_at = now
         self._queue_of(request).append(request)
 
@@ -116,12 +123,16 @@ class DecodeQueue:
         ready.
         """
         width = self.policy.first_chunk_frames
-        some = self._first_chunks[: min(self.policy.max_batch, self.policy.first_batch_frames // width)]
+        some = self._first_chunks[
+            : min(self.policy.max_batch, self.policy.first_batch_frames // width)
+        ]
         chosen = [(request, min(request.frames, width)) for request in some]
         self._first_in_flight = True
         return DecodeBatch(self._send_all(chosen, self._first_chunks, now), width, is_first=True)
 
-    def _send_all(self, chosen: list[tuple[Request, int]], queue: list[Request], now: float) -> list[DecodeItem]:
+    def _send_all(
+        self, chosen: list[tuple[Request, int]], queue: list[Request], now: float
+    ) -> list[DecodeItem]:
         items = [self._send(request, count, now) for request, count in chosen]
         taken = {request for request, _ in chosen}
         queue[:] = [request for request in queue if request not in taken]
@@ -133,7 +144,9 @@ class DecodeQueue:
         """The streams of a batch that is padded to one size, and the frames of each."""
         chosen = self._ready
         if self._fixed_chunks:
-            chosen = [request for request in self._ready if request.chunk_frames == head.chunk_frames]
+            chosen = [
+                request for request in self._ready if request.chunk_frames == head.chunk_frames
+            ]
         elif self._is_first(head):
             limit = self.policy.first_chunk_frames
             chosen = [request for request in self._ready if self._count(request) <= limit]
@@ -187,7 +200,11 @@ class DecodeQueue:
         return request.streaming and request.sent == 0
 
     def _queue_of(self, request: Request) -> list[Request]:
-        return self._first_chunks if self._first_chunks_apart and self._is_first(request) else self._ready
+        return (
+            self._first_chunks
+            if self._first_chunks_apart and self._is_first(request)
+            else self._ready
+        )
 
     def _due(self, request: Request) -> float:
         if not request.streaming:
@@ -205,7 +222,10 @@ class DecodeQueue:
             return min(undecoded, request.chunk_frames)
         steady = self.policy.steady_chunk_frames
         ramp_is_over = undecoded >= steady or request.finish_reason is not None
-        return min(undecoded, steady if ramp_is_over and not self._is_first(request) else request.chunk_frames)
+        return min(
+            undecoded,
+            steady if ramp_is_over and not self._is_first(request) else request.chunk_frames,
+        )
 
     def _send(self, request: Request, count: int, now: float) -> DecodeItem:
         item = DecodeItem(request, request.sent, count)

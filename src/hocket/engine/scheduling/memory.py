@@ -70,7 +70,8 @@ class RowPool:
             held = 0 <= row < self.rows and self._held[row]
             if claims[row] != held or free[row] != (not held):
                 raise HocketError(
-                    f"row {row} is {'held' if held else 'not held'}, claimed by {claims[row]} owners "
+                    f"row {row} is {'held' if held else 'not held'}, claimed by {claims[row]} "
+                    "owners "
                     f"and {free[row]} times in the free list"
                 )
 
@@ -80,11 +81,22 @@ class PagePool:
     which is never acquired.
     """
 
-    __slots__ = ("_digest_of", "_free", "_kept", "_page_of", "_references", "evictions", "page_rows", "pages")
+    __slots__ = (
+        "_digest_of",
+        "_free",
+        "_kept",
+        "_page_of",
+        "_references",
+        "evictions",
+        "page_rows",
+        "pages",
+    )
 
     def __init__(self, pages: int, page_rows: int) -> None:
         if pages < 2 or page_rows < 1:
-            raise HocketError(f"a page pool needs at least 2 pages of 1 row, got {pages} of {page_rows}")
+            raise HocketError(
+                f"a page pool needs at least 2 pages of 1 row, got {pages} of {page_rows}"
+            )
         self.pages = pages
         self.page_rows = page_rows
         #: Kept pages that were reused for other content.
@@ -130,7 +142,8 @@ class PagePool:
         """
         if count > self.available:
             raise CapacityError(
-                f"{count} pages were asked for but only {self.available} of {self.capacity} are available"
+                f"{count} pages were asked for but only {self.available} of {self.capacity} are "
+                "available"
             )
         while len(self._free) < count:
             self._evict()
@@ -143,7 +156,9 @@ class PagePool:
         """Add an owner to a page that is held or kept."""
         if self._references[page] == 0:
             if page not in self._kept:
-                raise HocketError(f"page {page} cannot be shared: it has no owner and its content is not kept")
+                raise HocketError(
+                    f"page {page} cannot be shared: it has no owner and its content is not kept"
+                )
             del self._kept[page]
         self._references[page] += 1
 
@@ -171,7 +186,9 @@ class PagePool:
         If another page has this content already, that page stays the known one.
         """
         if self._references[page] == 0 or self._digest_of[page] is not None:
-            raise HocketError(f"page {page} cannot be published: it is not held, or its content is known already")
+            raise HocketError(
+                f"page {page} cannot be published: it is not held, or its content is known already"
+            )
         if digest not in self._page_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
@@ -226,13 +243,16 @@ def check_pages(
         elif not 0 < page < pages:
             expected = False
         elif claims[page]:
-            expected = references[page] == claims[page] and not free_times[page] and page not in kept
+            expected = (
+                references[page] == claims[page] and not free_times[page] and page not in kept
+            )
         else:
             expected = references[page] == 0 and free_times[page] + (page in kept) == 1
         if not expected:
             count = references[page] if 0 <= page < pages else 0
             raise HocketError(
-                f"page {page} has {count} references and {claims[page]} claims by owners, is {free_times[page]} "
+                f"page {page} has {count} references and {claims[page]} claims by owners, is "
+                f"{free_times[page]} "
                 f"times in the free list and {'' if page in kept else 'not '}kept"
             )
     named = {page: digest for page, digest in enumerate(digest_of) if digest is not None}
@@ -271,10 +291,14 @@ class PrefixCache:
             return ()
         page_rows = self._pool.page_rows
         prompt = np.ascontiguousarray(prompt, dtype=np.int64)
-        digest = hashlib.blake2b(repr((page_rows, prompt.shape[1:])).encode() + salt, digest_size=32).digest()
+        digest = hashlib.blake2b(
+            repr((page_rows, prompt.shape[1:])).encode() + salt, digest_size=32
+        ).digest()
         chain = []
         for start in range(0, len(prompt) - page_rows + 1, page_rows):
-            digest = hashlib.blake2b(digest + prompt[start : start + page_rows].tobytes(), digest_size=32).digest()
+            digest = hashlib.blake2b(
+                digest + prompt[start : start + page_rows].tobytes(), digest_size=32
+            ).digest()
             chain.append(digest)
         return tuple(chain)
 

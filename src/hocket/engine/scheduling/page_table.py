@@ -37,9 +37,16 @@ class RequestPages:
         wanted = pool.pages_for(request.prompt_rows + request.launched)
         known = self.prefixes.match(request.digests, request.prompt_rows)
         woken = sum(pool.references(page) == 0 for page in known)
-        left = pool.available - woken - (wanted - len(known)) - (wanted < pool.pages_for(request.max_rows))
+        left = (
+            pool.available
+            - woken
+            - (wanted - len(known))
+            - (wanted < pool.pages_for(request.max_rows))
+        )
         # With a page for every active request there is no need to count those that still grow.
-        if left < len(active) and left < sum(other.capacity_rows < other.max_rows for other in active):
+        if left < len(active) and left < sum(
+            other.capacity_rows < other.max_rows for other in active
+        ):
             return False
         self.prefixes.take(known)
         request.pages = known + pool.acquire(wanted - len(known))
@@ -95,7 +102,9 @@ class RequestPages:
         request.capacity_rows = request.computed_rows = 0
 
     def check(self, live: Sequence[Request]) -> None:
-        """Raise `HocketError` with the first disagreement between pages, table and `live` requests."""
+        """Raise `HocketError` with the first disagreement between pages, table and `live`
+        requests.
+        """
         self.pool.check(request.pages for request in live)
         expected = np.full_like(self.table, SCRATCH_PAGE)
         for request in live:
@@ -103,11 +112,13 @@ class RequestPages:
                 expected[request.row, : len(request.pages)] = request.pages
             if request.capacity_rows != len(request.pages) * self._page_rows:
                 raise HocketError(
-                    f"request {request.id} has {len(request.pages)} pages for {request.capacity_rows} rows"
+                    f"request {request.id} has {len(request.pages)} pages for "
+                    f"{request.capacity_rows} rows"
                 )
             if request.computed_rows > request.capacity_rows:
                 raise HocketError(
-                    f"request {request.id} has {request.computed_rows} rows in {len(request.pages)} pages"
+                    f"request {request.id} has {request.computed_rows} rows in "
+                    f"{len(request.pages)} pages"
                 )
         if not np.array_equal(expected, self.table):
             raise HocketError("the page table and the requests' pages disagree")

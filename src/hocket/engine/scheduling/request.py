@@ -132,8 +132,8 @@ class FrameBatch:
     """Launch one frame of each request, in service order."""
 
     requests: list[Request]
-    #: int64 [3, B]: for each request its row, the index of the frame, which keys its randomness, and
-    #: the K/V row that the frame writes.
+    #: int64 [3, B]: for each request its row, the index of the frame, which keys its randomness,
+    #: and the K/V row that the frame writes.
     frame_index_3B: NDArray[np.int64]
 
 

@@ -21,7 +21,9 @@ def requested_pause_seconds(text: str) -> float:
 
 
 def speech_seconds(policy: RunawayPolicy, text: str) -> float:
-    """Estimated length of `text` read aloud without hurry, including the pauses that it asks for."""
+    """Estimated length of `text` read aloud without hurry, including the pauses that it
+    asks for.
+    """
     letters = wide = digits = 0
     for character in PAUSE.sub(" ", text):
         if unicodedata.east_asian_width(character) in "WF" and character.isalnum():
@@ -68,7 +70,9 @@ class LoopDetector:
         self._frames = frames
         # Odd multipliers, wrapping: two different frames collide once in 2**64, and a loop needs
         # dozens of them in a row.
-        self._multipliers_N = np.random.default_rng(0).integers(2**63, size=n_vq, dtype=np.int64) | 1
+        self._multipliers_N = (
+            np.random.default_rng(0).integers(2**63, size=n_vq, dtype=np.int64) | 1
+        )
         self._recent_RP = np.zeros((rows, self.MAX_PERIOD), np.int64)
         self._runs_RP = np.zeros((rows, self.MAX_PERIOD), np.int32)
 

@@ -57,7 +57,9 @@ class Scheduler:
         self._pages = RequestPages(config)
         self._decodes = None
         if chunks is not None:
-            self._decodes = DecodeQueue(chunks, frame_seconds, fixed_chunks=fixed_chunks, pack_frames=pack_frames)
+            self._decodes = DecodeQueue(
+                chunks, frame_seconds, fixed_chunks=fixed_chunks, pack_frames=pack_frames
+            )
         # Every unfinished request is in exactly one of these lists; all but _ending are in service
         # order.
         self._waiting: list[Request] = []
@@ -94,11 +96,14 @@ class Scheduler:
         rows = len(prompt) + max_frames
         limit = min(self.config.max_context_rows, self._pages.pool.capacity * self.config.page_rows)
         if len(prompt) < 1 or max_frames < 1:
-            raise InvalidRequestError(f"a request needs a prompt row and a frame, got {len(prompt)} and {max_frames}")
+            raise InvalidRequestError(
+                f"a request needs a prompt row and a frame, got {len(prompt)} and {max_frames}"
+            )
         if rows > limit:
             raise InvalidRequestError(
                 Template(
-                    "{prompt_rows} prompt rows and {frames} frames make {rows} rows, and {limit} is the most; "
+                    "{prompt_rows} prompt rows and {frames} frames make {rows} rows, and {limit} "
+                    "is the most; "
                     "shorten the text or the reference, or lower {max_frames}",
                     prompt_rows=len(prompt),
                     frames=max_frames,
@@ -108,7 +113,9 @@ class Scheduler:
                 param="max_frames",
             )
         if self.queue_is_full:
-            raise CapacityError(f"{self.config.max_waiting} requests are waiting already; try again later")
+            raise CapacityError(
+                f"{self.config.max_waiting} requests are waiting already; try again later"
+            )
         request = Request(
             id=request_id,
             priority=priority,
@@ -170,7 +177,8 @@ class Scheduler:
             if request.launched > request.collected:
                 continue
             over = self._decodes is None or (
-                request.sent == request.decoded and (not request.wants_audio or request.sent >= request.frames)
+                request.sent == request.decoded
+                and (not request.wants_audio or request.sent >= request.frames)
             )
             if over or request.pages:
                 self._give_back(request, with_row=over)
@@ -178,7 +186,9 @@ class Scheduler:
                 request.state = RequestState.FINISHED
                 finished.append(request)
         if finished:
-            self._ending = [request for request in self._ending if request.state is RequestState.ENDING]
+            self._ending = [
+                request for request in self._ending if request.state is RequestState.ENDING
+            ]
         return finished
 
     # ---- one step
@@ -256,7 +266,9 @@ class Scheduler:
             batch.append(request)
             indices += (request.row, frame, start)
             request.launched, request.computed_rows = frame + 1, start + 1
-        return FrameBatch(batch, np.fromiter(indices, np.int64, len(indices)).reshape(-1, 3).T.copy())
+        return FrameBatch(
+            batch, np.fromiter(indices, np.int64, len(indices)).reshape(-1, 3).T.copy()
+        )
 
     def collect_frames(self, batch: FrameBatch, stopped: Sequence[bool], now: float) -> None:
         """Take the stop flags of `batch`, one per request. A frame with a set flag holds no speech
@@ -272,7 +284,9 @@ class Scheduler:
             request.frames += 1
             if request.frames == request.max_frames:
                 self.finish(request, "length", now)
-            elif self._decodes is not None and request.frames - request.sent >= request.chunk_frames:
+            elif (
+                self._decodes is not None and request.frames - request.sent >= request.chunk_frames
+            ):
                 self._decodes.update(request, now)
 
     def codec_is_ready(self, request: Request, now: float) -> None:
@@ -284,7 +298,9 @@ class Scheduler:
             self._decodes.update(request, now)
 
     def next_decode(self, now: float) -> DecodeBatch | None:
-        """The chunks to decode now; `None` if none is ready, waiting pays, or enough is in flight."""
+        """The chunks to decode now; `None` if none is ready, waiting pays, or enough is in
+        flight.
+        """
         return None if self._decodes is None else self._decodes.next_batch(now, len(self._running))
 
     def collect_decode(self, batch: DecodeBatch, now: float) -> None:
@@ -296,7 +312,9 @@ class Scheduler:
 
     @property
     def page_table(self) -> NDArray[np.int32]:
-        """int32 [rows, pages of max_context_rows], for the runners to read: `RequestPages.table`."""
+        """int32 [rows, pages of max_context_rows], for the runners to read:
+        `RequestPages.table`.
+        """
         return self._pages.table
 
     @property
@@ -337,10 +355,14 @@ class Scheduler:
         for state, queue in self._queues.items():
             for request in queue:
                 if request.state is not state:
-                    raise HocketError(f"request {request.id} is {request.state.value} but queued as {state.value}")
+                    raise HocketError(
+                        f"request {request.id} is {request.state.value} but queued as {state.value}"
+                    )
         for request in self._running:
             if request.computed_rows != request.prompt_rows + request.launched:
-                raise HocketError(f"request {request.id} runs with {request.computed_rows} rows computed")
+                raise HocketError(
+                    f"request {request.id} runs with {request.computed_rows} rows computed"
+                )
 
     # ---- rows and pages
 
@@ -364,7 +386,8 @@ class Scheduler:
         computed again from the prompt and its codes.
         """
         queue = max(
-            (queue for queue in (self._prefilling, self._running) if queue), key=lambda queue: queue[-1].sort_key
+            (queue for queue in (self._prefilling, self._running) if queue),
+            key=lambda queue: queue[-1].sort_key,
         )
         victim = queue[-1]
         if victim.sort_key <= request.sort_key:

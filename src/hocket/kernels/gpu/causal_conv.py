@@ -45,7 +45,9 @@ class _Tile(NamedTuple):
         # 768 channels of 256 tokens take 38 us in 24 programs of 128 x 64, 48 us in 48 of 128 x 32
         # (H200).
         min_outputs = 64 if m == 128 else 32
-        while n > min_outputs and triton.cdiv(tokens, m) * triton.cdiv(outputs, n) < _ENOUGH_PROGRAMS:
+        while (
+            n > min_outputs and triton.cdiv(tokens, m) * triton.cdiv(outputs, n) < _ENOUGH_PROGRAMS
+        ):
             n //= 2
         # 192 channels are three tiles of 64 rather than two of 128.
         if n == 128 and outputs % 128 and outputs % 64 == 0 and outputs < 512:
@@ -100,7 +102,8 @@ def _sine_squared(x):
 @triton.jit(do_not_specialize=["taps", "dilation", "per_frame", "channels"])
 def _causal_conv_kernel(
     out_ptr, bent_ptr, x_ptr, tails_ptr, weight_ptr, bias_ptr, residual_ptr, rate_ptr, gain_ptr,
-    rows_ptr, places_ptr, positions_ptr, tokens, tails_stride, C, N, taps, dilation, per_frame, channels,
+    rows_ptr, places_ptr, positions_ptr, tokens, tails_stride, C, N, taps, dilation, per_frame,
+    channels,
     WHOLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -113,7 +116,9 @@ def _causal_conv_kernel(
     exists = m < tokens
     is_output = n < N
     if tails_ptr is not None:
-        row, place, seen = _tokens(rows_ptr, places_ptr, positions_ptr, m, exists, per_frame, columns)
+        row, place, seen = _tokens(
+            rows_ptr, places_ptr, positions_ptr, m, exists, per_frame, columns
+        )
 
     sums = tl.zeros((BM, BN), tl.float32)
     for step in range(taps * input_tiles):
@@ -121,7 +126,9 @@ def _causal_conv_kernel(
         c = step % input_tiles * BK + tl.arange(0, BK)
         if tails_ptr is not None:
             back = (taps - 1 - tap) * dilation
-            source, is_there = _sources(x_ptr, tails_ptr, m, row, place, seen, back, tails_stride, C, columns)
+            source, is_there = _sources(
+                x_ptr, tails_ptr, m, row, place, seen, back, tails_stride, C, columns
+            )
         else:
             source, is_there = x_ptr + m.to(tl.int64) * C, exists
         weights = weight_ptr + (tap * C + c)[:, None] * N + n[None, :]
@@ -129,7 +136,9 @@ def _causal_conv_kernel(
             x = tl.load(source[:, None] + c[None, :], mask=is_there[:, None], other=0.0)
             weight = tl.load(weights, mask=is_output[None, :], other=0.0)
         else:
-            x = tl.load(source[:, None] + c[None, :], mask=is_there[:, None] & (c < C)[None, :], other=0.0)
+            x = tl.load(
+                source[:, None] + c[None, :], mask=is_there[:, None] & (c < C)[None, :], other=0.0
+            )
             weight = tl.load(weights, mask=is_output[None, :] & (c < C)[:, None], other=0.0)
         sums = tl.dot(x, weight, sums, input_precision="ieee")
 
@@ -161,7 +170,9 @@ def causal_conv(
     """`reference.causal_conv`. All tensors but tails are contiguous."""
     (tokens, channels), (taps, _, outputs) = x_MC.shape, weight_PCO.shape
     if (tails_RPC is None) != (taps == 1):
-        raise ValueError(f"a convolution of {taps} taps and its tail: one tap needs none, more need one")
+        raise ValueError(
+            f"a convolution of {taps} taps and its tail: one tap needs none, more need one"
+        )
     if not all(x is None or x.is_contiguous() for x in (x_MC, weight_PCO, bias_D, residual_MO)):
         raise ValueError("inputs, weights and residuals of a convolution must be contiguous")
     shape = (tokens, outputs)
@@ -172,7 +183,8 @@ def causal_conv(
     by_frame = (None, None, None) if tails_RPC is None else pack.by_frame
     grid = (triton.cdiv(tokens, tile.tokens) * triton.cdiv(outputs, tile.outputs),)
     _causal_conv_kernel[grid](
-        out_MO, bent_MO, x_MC, tails_RPC, weight_PCO, bias_D, residual_MO, rate, gain, *by_frame, tokens,
+        out_MO, bent_MO, x_MC, tails_RPC, weight_PCO, bias_D, residual_MO, rate, gain, *by_frame,
+        tokens,
         0 if tails_RPC is None else tails_RPC.stride(0), channels, outputs, taps, dilation,
         tokens // pack.frames, len(bias_D),
         WHOLE=channels % tile.inputs == 0, BM=tile.tokens, BN=tile.outputs, BK=tile.inputs,
@@ -183,7 +195,8 @@ def causal_conv(
 
 @triton.jit(do_not_specialize=["per_frame"])
 def _depthwise_conv_kernel(
-    out_ptr, x_ptr, tails_ptr, weight_ptr, bias_ptr, rows_ptr, places_ptr, positions_ptr, tokens, tails_stride,
+    out_ptr, x_ptr, tails_ptr, weight_ptr, bias_ptr, rows_ptr, places_ptr, positions_ptr, tokens,
+    tails_stride,
     C, per_frame, TAPS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -193,16 +206,25 @@ def _depthwise_conv_kernel(
     row, place, seen = _tokens(rows_ptr, places_ptr, positions_ptr, m, exists, per_frame, TAPS - 1)
     sums = tl.zeros((BM, BC), tl.float32)
     for tap in tl.static_range(TAPS):
-        source, is_there = _sources(x_ptr, tails_ptr, m, row, place, seen, TAPS - 1 - tap, tails_stride, C, TAPS - 1)
+        source, is_there = _sources(
+            x_ptr, tails_ptr, m, row, place, seen, TAPS - 1 - tap, tails_stride, C, TAPS - 1
+        )
         mask = is_there[:, None] & is_channel[None, :]
         x = tl.load(source[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        sums += x * tl.load(weight_ptr + tap * C + c, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+        sums += (
+            x
+            * tl.load(weight_ptr + tap * C + c, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+        )
     sums += tl.load(bias_ptr + c, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     at = m.to(tl.int64)[:, None] * C + c[None, :]
-    tl.store(out_ptr + at, sums.to(out_ptr.dtype.element_ty), mask=exists[:, None] & is_channel[None, :])
+    tl.store(
+        out_ptr + at, sums.to(out_ptr.dtype.element_ty), mask=exists[:, None] & is_channel[None, :]
+    )
 
 
-def depthwise_conv(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Tensor, bias_C: Tensor) -> Tensor:
+def depthwise_conv(
+    x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Tensor, bias_C: Tensor
+) -> Tensor:
     """`reference.depthwise_conv`. All tensors but tails are contiguous."""
     (tokens, channels), taps = x_MC.shape, len(weight_PC)
     if not (x_MC.is_contiguous() and weight_PC.is_contiguous()):

@@ -82,7 +82,17 @@ def _activated(
     elif ACTIVATION == "silu":
         x = rounded(_silu(x), DTYPE)
     elif ACTIVATION == "silu_mul":
-        up = scaled(up, rows_ptr, columns_ptr, bias_ptr, rows, columns + WIDTH, rows_exist, columns_exist, DTYPE)
+        up = scaled(
+            up,
+            rows_ptr,
+            columns_ptr,
+            bias_ptr,
+            rows,
+            columns + WIDTH,
+            rows_exist,
+            columns_exist,
+            DTYPE,
+        )
         x = rounded(rounded(_silu(x), DTYPE) * up, DTYPE)
     return x
 
@@ -98,7 +108,18 @@ def _activation_kernel(
     mask = rows_exist & columns_exist
     x, up = _inputs(x_ptr, x_stride, rows, columns, mask, ACTIVATION, WIDTH)
     out = _activated(
-        x, up, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, ACTIVATION, dtype, WIDTH
+        x,
+        up,
+        rows_ptr,
+        columns_ptr,
+        bias_ptr,
+        rows,
+        columns,
+        rows_exist,
+        columns_exist,
+        ACTIVATION,
+        dtype,
+        WIDTH,
     )
     tl.store(out_ptr + rows * WIDTH + columns, out.to(dtype), mask=mask)
 
@@ -114,7 +135,9 @@ def _fp8_kernel(
     inputs = ()
     for piece in tl.static_range(PIECES):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
-        inputs += (_inputs(x_ptr, x_stride, rows, columns, rows_exist & columns_exist, ACTIVATION, WIDTH),)  # type: ignore[assignment]
+        inputs += (
+            _inputs(x_ptr, x_stride, rows, columns, rows_exist & columns_exist, ACTIVATION, WIDTH),
+        )
     pieces = ()
     for piece in tl.static_range(PIECES):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
@@ -123,7 +146,7 @@ def _fp8_kernel(
             x, up, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist,
             ACTIVATION, tl.float32, WIDTH,
         )  # fmt: skip
-        pieces += (out,)  # type: ignore[assignment]
+        pieces += (out,)
     store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH, BLOCK)
 
 
@@ -137,7 +160,9 @@ def _embed_sum_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < WIDTH
     text = tl.load(text_ptr + row * text_stride).to(tl.int64)
-    x = tl.load(text_table_ptr + text * text_table_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(text_table_ptr + text * text_table_stride + columns, mask=mask, other=0.0).to(
+        tl.float32
+    )
     # Unrolled, so that all loads are in flight while the sum waits for the first.
     for i in tl.static_range(IDS):
         code = tl.load(ids_ptr + row * ids_row_stride + i * ids_stride).to(tl.int64)
@@ -188,7 +213,8 @@ def _activate(x: Tensor | Scaled, activation: str, width: int, to_fp8: bool) -> 
     rows = _COLUMNS // block * (4 if count * width >= _MANY else 1)
     _activation_kernel[(triton.cdiv(count, rows), triton.cdiv(width, block))](
         x_ME, *scales, values, x_ME.stride(0), count,
-        ACTIVATION=activation, WIDTH=width, ROWS=rows, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+        ACTIVATION=activation, WIDTH=width, ROWS=rows, BLOCK=block, num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return out
 

@@ -22,14 +22,27 @@ _HALF_TILE = 512
 
 @triton.jit
 def _turned(
-    qkv_ptr, rows_ptr, columns_ptr, bias_ptr, at, row, first, cos_ptr, sin_ptr, channels, mask, BLOCK: tl.constexpr
+    qkv_ptr,
+    rows_ptr,
+    columns_ptr,
+    bias_ptr,
+    at,
+    row,
+    first,
+    cos_ptr,
+    sin_ptr,
+    channels,
+    mask,
+    BLOCK: tl.constexpr,
 ):
     """`x * cos + swapped(x) * sin` of the head at column `first`, each step rounded to the dtype of
     x.
     """
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     columns = first + channels
-    x = load_scaled(qkv_ptr, at + columns, mask, rows_ptr, columns_ptr, bias_ptr, row, columns, row >= 0, mask)
+    x = load_scaled(
+        qkv_ptr, at + columns, mask, rows_ptr, columns_ptr, bias_ptr, row, columns, row >= 0, mask
+    )
     # A thread has both channels of a pair.
     even, odd = tl.split(tl.reshape(x, [BLOCK // 2, 2]))
     swapped = tl.reshape(tl.join(odd, even), [BLOCK])
@@ -56,14 +69,57 @@ def _depth_attention_kernel(
     past_values = tl.load(values_ptr + past_offsets, mask=past_mask, other=0.0)
 
     at = row * qkv_stride
-    q = _turned(qkv_ptr, rows_ptr, columns_ptr, bias_ptr, at, row, head * K, cos_ptr, sin_ptr, channels, exists, BLOCK)
+    q = _turned(
+        qkv_ptr,
+        rows_ptr,
+        columns_ptr,
+        bias_ptr,
+        at,
+        row,
+        head * K,
+        cos_ptr,
+        sin_ptr,
+        channels,
+        exists,
+        BLOCK,
+    )
     key = _turned(
-        qkv_ptr, rows_ptr, columns_ptr, bias_ptr, at, row, (H + head) * K, cos_ptr, sin_ptr, channels, exists, BLOCK
+        qkv_ptr,
+        rows_ptr,
+        columns_ptr,
+        bias_ptr,
+        at,
+        row,
+        (H + head) * K,
+        cos_ptr,
+        sin_ptr,
+        channels,
+        exists,
+        BLOCK,
     )
     columns = (2 * H + head) * K + channels
-    value = load_scaled(qkv_ptr, at + columns, exists, rows_ptr, columns_ptr, bias_ptr, row, columns, row >= 0, exists)
-    tl.store(keys_ptr + cached + position * position_stride, key.to(keys_ptr.dtype.element_ty), mask=exists)
-    tl.store(values_ptr + cached + position * position_stride, value.to(values_ptr.dtype.element_ty), mask=exists)
+    value = load_scaled(
+        qkv_ptr,
+        at + columns,
+        exists,
+        rows_ptr,
+        columns_ptr,
+        bias_ptr,
+        row,
+        columns,
+        row >= 0,
+        exists,
+    )
+    tl.store(
+        keys_ptr + cached + position * position_stride,
+        key.to(keys_ptr.dtype.element_ty),
+        mask=exists,
+    )
+    tl.store(
+        values_ptr + cached + position * position_stride,
+        value.to(values_ptr.dtype.element_ty),
+        mask=exists,
+    )
 
     # The new position is seen from registers: its store above need not have landed.
     q = q * scale
@@ -75,11 +131,20 @@ def _depth_attention_kernel(
     weight = tl.exp(score - best)
     total = tl.sum(past_weights) + weight
     out = tl.sum(past_weights[:, None] * past_values.to(tl.float32), axis=0) + weight * value
-    tl.store(out_ptr + (row * H + head) * K + channels, (out / total).to(out_ptr.dtype.element_ty), mask=exists)
+    tl.store(
+        out_ptr + (row * H + head) * K + channels,
+        (out / total).to(out_ptr.dtype.element_ty),
+        mask=exists,
+    )
 
 
 def depth_attention(
-    qkv_BE: Tensor | Scaled, cos_K: Tensor, sin_K: Tensor, keys_BHPK: Tensor, values_BHPK: Tensor, position: int
+    qkv_BE: Tensor | Scaled,
+    cos_K: Tensor,
+    sin_K: Tensor,
+    keys_BHPK: Tensor,
+    values_BHPK: Tensor,
+    position: int,
 ) -> Tensor:
     """`reference.depth_attention`."""
     product_BE, *scales = operands(qkv_BE)
@@ -108,7 +173,8 @@ def depth_attention(
         past,
         block,
         num_warps=warps,
-        enable_fp_fusion=False,  # or a product and the sum become one bfloat16 operation with one rounding
+        # or a product and the sum become one bfloat16 operation with one rounding
+        enable_fp_fusion=False,
     )
     return out_BE
 
@@ -123,11 +189,17 @@ def _normed(
     `reference.norm_rotate_append` rounds them.
     """
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
-    low, high = _halves(qkv_ptr, rows_ptr, columns_ptr, bias_ptr, rows, head, channels, mask, qkv_stride, K)
+    low, high = _halves(
+        qkv_ptr, rows_ptr, columns_ptr, bias_ptr, rows, head, channels, mask, qkv_stride, K
+    )
     rstd = tl.rsqrt(tl.sum(low * low + high * high, axis=1, keep_dims=True) / K + eps)
     exists = channels < K // 2
-    low = rounded(low * rstd, dtype) * tl.load(weight_ptr + channels, mask=exists, other=0.0).to(tl.float32)
-    high = rounded(high * rstd, dtype) * tl.load(weight_ptr + K // 2 + channels, mask=exists, other=0.0).to(tl.float32)
+    low = rounded(low * rstd, dtype) * tl.load(weight_ptr + channels, mask=exists, other=0.0).to(
+        tl.float32
+    )
+    high = rounded(high * rstd, dtype) * tl.load(
+        weight_ptr + K // 2 + channels, mask=exists, other=0.0
+    ).to(tl.float32)
     low, high = rounded(low, dtype), rounded(high, dtype)
     turns = positions * K + channels
     cos_low = tl.load(cos_ptr + turns, mask=mask, other=0.0).to(tl.float32)
@@ -140,12 +212,27 @@ def _normed(
 
 
 @triton.jit
-def _halves(qkv_ptr, rows_ptr, columns_ptr, bias_ptr, rows, head, channels, mask, qkv_stride, K: tl.constexpr):
+def _halves(
+    qkv_ptr,
+    rows_ptr,
+    columns_ptr,
+    bias_ptr,
+    rows,
+    head,
+    channels,
+    mask,
+    qkv_stride,
+    K: tl.constexpr,
+):
     columns = head * K + channels
     at, exist, are_channels = rows * qkv_stride + columns, rows >= 0, channels < K // 2
-    low = load_scaled(qkv_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, exist, are_channels)
+    low = load_scaled(
+        qkv_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, exist, are_channels
+    )
     columns, at = columns + K // 2, at + K // 2
-    return low, load_scaled(qkv_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, exist, are_channels)
+    return low, load_scaled(
+        qkv_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, exist, are_channels
+    )
 
 
 @triton.jit
@@ -158,7 +245,8 @@ def _scores(q_low, q_high, key_low, key_high):
 def _frame_attention_kernel(
     out_ptr, qkv_ptr, rows_ptr, columns_ptr, bias_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
     keys_ptr, values_ptr, start, qkv_stride, row_stride, position_stride, head_stride, eps, scale,
-    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, T: tl.constexpr, NEW: tl.constexpr, PAST: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, T: tl.constexpr, NEW: tl.constexpr,
+    PAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     kept: tl.constexpr = keys_ptr.dtype.element_ty
@@ -204,7 +292,9 @@ def _frame_attention_kernel(
             rows, positions, head, channels, mask, qkv_stride, eps, K,
         )  # fmt: skip
         q_low, q_high = q_low * scale, q_high * scale
-        past_scores = tl.where(is_past, _scores(q_low, q_high, past_key_low, past_key_high), float("-inf"))
+        past_scores = tl.where(
+            is_past, _scores(q_low, q_high, past_key_low, past_key_high), float("-inf")
+        )
         scores = tl.where(is_seen, _scores(q_low, q_high, key_low, key_high), float("-inf"))
         best = tl.maximum(tl.max(past_scores, axis=1), tl.max(scores, axis=1))[:, None]
         past_weights, weights = tl.exp(past_scores - best), tl.exp(scores - best)
@@ -239,12 +329,18 @@ def frame_attention(
     positions, groups, size = keys_BPGK.shape[1:]
     _check_cache(keys_BPGK, values_BPGK)
     if not 0 <= start <= positions - tokens:
-        raise ValueError(f"positions {start} to {start + tokens - 1} are not in a cache of {positions} positions")
+        raise ValueError(
+            f"positions {start} to {start + tokens - 1} are not in a cache of {positions} positions"
+        )
     if not (product_BTE.is_contiguous() and cos_PK.is_contiguous() and sin_PK.is_contiguous()):
         raise ValueError("queries, keys and values, and rotary tables, must be contiguous")
     heads = stacked // size - 2 * groups
-    out_BTE = torch.empty((batch, tokens, heads * size), dtype=product_BTE.dtype, device=product_BTE.device)
-    new, past, block = (triton.next_power_of_2(max(count, 1)) for count in (tokens, start, size // 2))
+    out_BTE = torch.empty(
+        (batch, tokens, heads * size), dtype=product_BTE.dtype, device=product_BTE.device
+    )
+    new, past, block = (
+        triton.next_power_of_2(max(count, 1)) for count in (tokens, start, size // 2)
+    )
     _frame_attention_kernel[(batch, groups)](
         out_BTE, product_BTE, rows, columns, bias, q_weight_K, k_weight_K, cos_PK, sin_PK,
         keys_BPGK, values_BPGK, start, stacked, *keys_BPGK.stride()[:3], eps, size**-0.5,

@@ -41,10 +41,21 @@ def _load_sum(
     if delta_ptr is not None:
         at = rows * delta_stride + columns
         delta = load_scaled(
-            delta_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist
+            delta_ptr,
+            at,
+            mask,
+            rows_ptr,
+            columns_ptr,
+            bias_ptr,
+            rows,
+            columns,
+            rows_exist,
+            columns_exist,
         )
         if gain_ptr is not None:
-            delta = delta * tl.load(gain_ptr + columns, mask=columns_exist, other=0.0).to(tl.float32)
+            delta = delta * tl.load(gain_ptr + columns, mask=columns_exist, other=0.0).to(
+                tl.float32
+            )
         x = rounded(x + delta, x_ptr.dtype.element_ty)
     return x
 
@@ -63,7 +74,7 @@ def _sum_rows(
             x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, x_stride, delta_stride,
             rows, columns, rows_exist, columns_exist,
         )  # fmt: skip
-        pieces += (x,)  # type: ignore[assignment]
+        pieces += (x,)
     if delta_ptr is not None:
         store_rows(total_ptr, None, pieces, rows, rows_exist, WIDTH, BLOCK)
     return pieces
@@ -72,7 +83,8 @@ def _sum_rows(
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, weight_ptr, total_ptr, out_ptr, scale_ptr,
-    x_stride, delta_stride, count, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_stride, delta_stride, count, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     PIECES: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -89,13 +101,14 @@ def _rms_norm_kernel(
     normed = ()
     for piece in tl.static_range(PIECES):
         # The norm is rounded before the weight multiplies.
-        normed += (rounded(rounded(pieces[piece] * rstd, dtype) * weights[piece], dtype),)  # type: ignore[assignment]
+        normed += (rounded(rounded(pieces[piece] * rstd, dtype) * weights[piece], dtype),)
     store_rows(out_ptr, scale_ptr, normed, rows, rows_exist, WIDTH, BLOCK)
 
 
 @triton.jit
 def _layer_norm_kernel(
-    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, weight_ptr, offset_ptr, total_ptr, out_ptr, scale_ptr,
+    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, weight_ptr, offset_ptr, total_ptr,
+    out_ptr, scale_ptr,
     x_stride, delta_stride, count, eps,
     DTYPE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +116,8 @@ def _layer_norm_kernel(
     rows, rows_exist = rows_at(count, ROWS)
     weights, offsets = _vector(weight_ptr, WIDTH, BLOCK), _vector(offset_ptr, WIDTH, BLOCK)
     pieces = _sum_rows(
-        x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride, delta_stride,
+        x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride,
+        delta_stride,
         rows, rows_exist, WIDTH, BLOCK,
     )  # fmt: skip
     total = pieces[0]
@@ -117,11 +131,11 @@ def _layer_norm_kernel(
         _, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
         x = tl.where(columns_exist, pieces[piece] - mean, 0.0)
         squares += x * x
-        centred += (x,)  # type: ignore[assignment]
+        centred += (x,)
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / WIDTH + eps)
     normed = ()
     for piece in tl.static_range(PIECES):
-        normed += (rounded(centred[piece] * rstd * weights[piece] + offsets[piece], DTYPE),)  # type: ignore[assignment]
+        normed += (rounded(centred[piece] * rstd * weights[piece] + offsets[piece], DTYPE),)
     store_rows(out_ptr, scale_ptr, normed, rows, rows_exist, WIDTH, BLOCK)
 
 
@@ -131,13 +145,14 @@ def _vector(ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     pieces = ()
     for piece in tl.static_range((WIDTH + BLOCK - 1) // BLOCK):
         columns, columns_exist = columns_at(piece, WIDTH, BLOCK, (piece + 1) * BLOCK <= WIDTH)
-        pieces += (tl.load(ptr + columns, mask=columns_exist, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+        pieces += (tl.load(ptr + columns, mask=columns_exist, other=0.0).to(tl.float32),)
     return pieces
 
 
 @triton.jit
 def _scaled_add_kernel(
-    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride, delta_stride, count,
+    x_ptr, delta_ptr, rows_ptr, columns_ptr, bias_ptr, gain_ptr, total_ptr, x_stride, delta_stride,
+    count,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows, rows_exist = rows_at(count, ROWS)
@@ -152,7 +167,8 @@ def _scaled_add_kernel(
 
 @triton.jit
 def _scaled_add_rms_norm_kernel(
-    x_ptr, delta_ptr, scale_ptr, weight_ptr, total_ptr, out_ptr, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, delta_ptr, scale_ptr, weight_ptr, total_ptr, out_ptr, eps, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr
 ):  # fmt: skip
     columns = tl.arange(0, BLOCK)
     exists = columns < WIDTH
@@ -198,7 +214,8 @@ def add_rms_norm(
 
 
 def _layer(
-    x: Tensor, delta: Tensor | Scaled | None, gain_D: Tensor | None, weight_D: Tensor, bias_D: Tensor, eps: float,
+    x: Tensor, delta: Tensor | Scaled | None, gain_D: Tensor | None, weight_D: Tensor,
+    bias_D: Tensor, eps: float,
     dtype: torch.dtype, to_fp8: bool,
 ) -> tuple[Tensor, Tensor | Rows8]:  # fmt: skip
     """(total, normed); total is `x` itself without a delta."""
@@ -208,28 +225,40 @@ def _layer(
     tile = Tile.of(width)
     _layer_norm_kernel[(triton.cdiv(count, tile.rows),)](
         x_MD, *deltas, gain_D, weight_D, bias_D, total, *targets(out), *strides, count, eps,
-        DTYPE=triton_dtype(dtype), WIDTH=width, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
+        DTYPE=triton_dtype(dtype), WIDTH=width, ROWS=tile.rows, BLOCK=tile.block,
+        num_warps=tile.warps,
         enable_fp_fusion=False,
     )  # fmt: skip
     return x if total is None else total, out
 
 
 def add_layer_norm(
-    x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, bias_D: Tensor, eps: float, to_fp8: bool = False
+    x: Tensor,
+    delta: Tensor | Scaled | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    eps: float,
+    to_fp8: bool = False,
 ) -> tuple[Tensor, Tensor | Rows8]:
     """`reference.add_layer_norm`."""
     return _layer(x, delta, None, weight_D, bias_D, eps, x.dtype, to_fp8)
 
 
 def layer_norm_to(
-    x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, dtype: torch.dtype, to_fp8: bool = False
+    x: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    to_fp8: bool = False,
 ) -> Tensor | Rows8:
     """`reference.layer_norm_to`."""
     return _layer(x, None, None, weight_D, bias_D, eps, dtype, to_fp8)[1]
 
 
 def scaled_add_layer_norm(
-    x: Tensor, delta: Tensor | Scaled, scale_D: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float,
+    x: Tensor, delta: Tensor | Scaled, scale_D: Tensor, weight_D: Tensor, bias_D: Tensor,
+    eps: float,
     to_fp8: bool = False,
 ) -> tuple[Tensor, Tensor | Rows8]:  # fmt: skip
     """`reference.scaled_add_layer_norm`."""
@@ -251,7 +280,12 @@ def scaled_add(x: Tensor, delta: Tensor | Scaled, scale_D: Tensor) -> Tensor:
 
 
 def scaled_add_rms_norm(
-    x: Tensor, delta: Tensor | None, scale_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor,
+    delta: Tensor | None,
+    scale_D: Tensor | None,
+    weight_D: Tensor,
+    eps: float,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """`reference.scaled_add_rms_norm`; rows are contiguous."""
     if not all(part is None or part.is_contiguous() for part in (x, delta)):

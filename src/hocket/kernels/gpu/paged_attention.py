@@ -30,7 +30,9 @@ from hocket.kernels.types import PagedPlan
 
 ENOUGH_PROGRAMS = 1024  # about eight for each of an H200's 132 processors
 MAX_SPLITS = 16
-LEAST_SPLIT = tl.constexpr(128)  # positions: a shorter split is over before its first page number has arrived
+LEAST_SPLIT = tl.constexpr(
+    128
+)  # positions: a shorter split is over before its first page number has arrived
 LOWEST = tl.constexpr(-1e30)  # below every score, and finite: its difference from itself is 0
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -47,7 +49,11 @@ def paged_attention(
     All tensors are contiguous, but for the page table, which may be part of a wider one. Integers
     may be int32.
     """
-    page_table_BP, starts_B, counts_B = plan.batch.page_table_BP, plan.batch.starts_B, plan.batch.counts_B
+    page_table_BP, starts_B, counts_B = (
+        plan.batch.page_table_BP,
+        plan.batch.starts_B,
+        plan.batch.counts_B,
+    )
     tensors = (q_BTHK, keys_NRGK, values_NRGK, starts_B, counts_B, scales_NGR2)
     if not all(x.is_contiguous() for x in tensors if x is not None):
         raise ValueError("paged_attention needs contiguous tensors: call .contiguous() on them")
@@ -55,7 +61,9 @@ def paged_attention(
         raise ValueError("paged_attention needs a page table whose rows are contiguous")
     batch, rows, heads, size = q_BTHK.shape
     page_rows, groups = keys_NRGK.shape[1:3]
-    block_m, block_n, stages, warps = _blocks(q_BTHK.dtype, rows * heads // groups, scales_NGR2 is not None)
+    block_m, block_n, stages, warps = _blocks(
+        q_BTHK.dtype, rows * heads // groups, scales_NGR2 is not None
+    )
     tiles = triton.cdiv(rows * heads // groups, block_m)
     splits = _splits(batch * groups, page_table_BP.shape[1] * page_rows) if rows == 1 else 1
     out_BTHK = torch.empty_like(q_BTHK)
@@ -69,7 +77,11 @@ def paged_attention(
     if scales_NGR2 is not None:
         # Two channels are loaded as one integer, and so are the scales of a key and its value.
         attend = _attend_fp8
-        kept = [keys_NRGK.view(torch.int16), values_NRGK.view(torch.int16), scales_NGR2.view(torch.int32)]
+        kept = [
+            keys_NRGK.view(torch.int16),
+            values_NRGK.view(torch.int16),
+            scales_NGR2.view(torch.int32),
+        ]
     attend[(groups, tiles * splits, batch)](
         q_BTHK, *kept, page_table_BP, starts_B, counts_B, found, weights,
         rows, page_table_BP.stride(0), size**-0.5 * math.log2(math.e),
@@ -121,14 +133,19 @@ def _splits(programs: int, longest: int) -> int:
     contexts.
     """
     splits = 1
-    while splits < MAX_SPLITS and programs * splits < ENOUGH_PROGRAMS and longest > splits * LEAST_SPLIT.value:
+    while (
+        splits < MAX_SPLITS
+        and programs * splits < ENOUGH_PROGRAMS
+        and longest > splits * LEAST_SPLIT.value
+    ):
         splits *= 2
     return splits
 
 
 @triton.jit
 def _attend(
-    q_ptr, keys_ptr, values_ptr, table_ptr, starts_ptr, counts_ptr, found_ptr, weights_ptr, T, table_stride, scale_log2,
+    q_ptr, keys_ptr, values_ptr, table_ptr, starts_ptr, counts_ptr, found_ptr, weights_ptr, T,
+    table_stride, scale_log2,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
     K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +161,9 @@ def _attend(
     SHARE: tl.constexpr = H // G
     pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = pair // SHARE
-    start, count, first, stop = _bounds(starts_ptr, counts_ptr, entry, tile, split, SHARE, BLOCK_M, BLOCK_N, SPLITS)
+    start, count, first, stop = _bounds(
+        starts_ptr, counts_ptr, entry, tile, split, SHARE, BLOCK_M, BLOCK_N, SPLITS
+    )
     if SPLITS > 1 and first >= stop:
         return
     real = row < count
@@ -152,7 +171,11 @@ def _attend(
     channel = tl.arange(0, K_PADDED)
     in_head = channel < K
     query = (entry * T + row) * H + group * SHARE + pair % SHARE
-    q = tl.load(q_ptr + query[:, None] * K + channel[None, :], mask=real[:, None] & in_head[None, :], other=0.0)
+    q = tl.load(
+        q_ptr + query[:, None] * K + channel[None, :],
+        mask=real[:, None] & in_head[None, :],
+        other=0.0,
+    )
 
     top = tl.full((BLOCK_M,), LOWEST, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -160,7 +183,9 @@ def _attend(
     for block in range(first, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)
         written = position < stop
-        page = tl.load(table_ptr + entry * table_stride + position // R, mask=written, other=0).to(tl.int64)
+        page = tl.load(table_ptr + entry * table_stride + position // R, mask=written, other=0).to(
+            tl.int64
+        )
         slot = page * R + position % R
         where = (slot * (G * K) + group * K)[:, None] + channel[None, :]
         readable = written[:, None] & in_head[None, :]
@@ -191,7 +216,8 @@ def _attend(
 
 @triton.jit
 def _attend_fp8(
-    q_ptr, keys_ptr, values_ptr, scales_ptr, table_ptr, starts_ptr, counts_ptr, found_ptr, weights_ptr,
+    q_ptr, keys_ptr, values_ptr, scales_ptr, table_ptr, starts_ptr, counts_ptr, found_ptr,
+    weights_ptr,
     T, table_stride, scale_log2,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
     K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
@@ -217,7 +243,9 @@ def _attend_fp8(
     SHARE: tl.constexpr = H // G
     pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = pair // SHARE
-    start, count, first, stop = _bounds(starts_ptr, counts_ptr, entry, tile, split, SHARE, BLOCK_M, BLOCK_N, SPLITS)
+    start, count, first, stop = _bounds(
+        starts_ptr, counts_ptr, entry, tile, split, SHARE, BLOCK_M, BLOCK_N, SPLITS
+    )
     if SPLITS > 1 and first >= stop:
         return
 
@@ -243,7 +271,9 @@ def _attend_fp8(
     for block in range(first, stop, BLOCK_N):
         position = block + tl.arange(0, BLOCK_N)
         written = position < stop
-        page = tl.load(table_ptr + entry * table_stride + position // R, mask=written, other=0).to(tl.int64)
+        page = tl.load(table_ptr + entry * table_stride + position // R, mask=written, other=0).to(
+            tl.int64
+        )
         slot = page * R + position % R
         where = (slot * (G * PAIRS) + group * PAIRS)[:, None] + channels[None, :]
         readable = written[:, None] & in_head[None, :]
@@ -329,7 +359,9 @@ def _join(
     weight = tl.load(weights_ptr + source, mask=exists, other=float("-inf"))
     share = tl.exp2(weight - tl.maximum(tl.max(weight, 0), LOWEST))
     found = tl.load(
-        found_ptr + source[:, None] * K + channel[None, :], mask=exists[:, None] & in_head[None, :], other=0.0
+        found_ptr + source[:, None] * K + channel[None, :],
+        mask=exists[:, None] & in_head[None, :],
+        other=0.0,
     )
     total = tl.sum(share, 0)
     mixed = tl.sum(found * share[:, None], 0) / tl.where(total > 0.0, total, 1.0)

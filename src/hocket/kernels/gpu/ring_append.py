@@ -69,14 +69,16 @@ def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
     grid = (triton.cdiv(window.max_tokens, group), len(pack.rows_S))
     _pair_turns_kernel[grid](
         cos_sin_MK, pack.starts_S, pack.counts_S, pack.firsts_S, window.tokens_per_frame,
-        -2.0 * math.log(base) / size, K=size, TOKENS=group, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+        -2.0 * math.log(base) / size, K=size, TOKENS=group, BLOCK=block, num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return cos_sin_MK
 
 
 @triton.jit(do_not_specialize=["unit", "capacity"])
 def _append_rotated_kernel(
-    qkv_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, turns_ptr, rows_ptr, starts_ptr, counts_ptr, firsts_ptr,
+    qkv_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, turns_ptr, rows_ptr, starts_ptr,
+    counts_ptr, firsts_ptr,
     keys_ptr, values_ptr, unit, capacity,
     H: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -104,15 +106,30 @@ def _append_rotated_kernel(
     qkv = (place + token) * (3 * H * K)
     key_columns, value_columns = (H + head) * K + channels, (2 * H + head) * K + channels
     turns = tl.load(turns_ptr + (place + token) * K + channels, mask=mask, other=0.0)
-    key = load_scaled(qkv_ptr, qkv + key_columns, mask, *scales, place + token, key_columns, token_exists, mask)
-    value = load_scaled(qkv_ptr, qkv + value_columns, mask, *scales, place + token, value_columns, token_exists, mask)
+    key = load_scaled(
+        qkv_ptr, qkv + key_columns, mask, *scales, place + token, key_columns, token_exists, mask
+    )
+    value = load_scaled(
+        qkv_ptr,
+        qkv + value_columns,
+        mask,
+        *scales,
+        place + token,
+        value_columns,
+        token_exists,
+        mask,
+    )
     stored = ring + slot * (H * K) + head * K + channels
     tl.store(keys_ptr + stored, rotated(key, turns, ROWS, BLOCK).to(dtype), mask=mask)
     tl.store(values_ptr + stored, value.to(dtype), mask=mask)
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled,
+    cos_sin_MK: Tensor,
+    window: RingWindow,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
 ) -> None:
     """`reference.rings.append_rotated`. Rows of `qkv` and rings are contiguous."""
     pack = window.pack
@@ -127,9 +144,19 @@ def append_rotated(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["context", "unit", "capacity", "target_capacity", "ring_stride", "target_ring_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "context",
+        "unit",
+        "capacity",
+        "target_capacity",
+        "ring_stride",
+        "target_ring_stride",
+    ]
+)
 def _copy_rings_kernel(
-    rings_ptr, target_ptr, move_ptr, context, unit, capacity, target_capacity, ring_stride, target_ring_stride,
+    rings_ptr, target_ptr, move_ptr, context, unit, capacity, target_capacity, ring_stride,
+    target_ring_stride,
     WIDTH: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     row, target_row = tl.load(move_ptr), tl.load(move_ptr + 1)
@@ -155,6 +182,7 @@ def copy_rings(
         raise ValueError("rings must be contiguous")
     width = heads * size
     _copy_rings_kernel[(triton.cdiv(context * width, _COPY_ELEMENTS), 2 * layers)](
-        rings_2LRCHK, target_2LRCHK, move_3, context, tokens_per_frame, capacity, target_capacity, rows, target_rows,
+        rings_2LRCHK, target_2LRCHK, move_3, context, tokens_per_frame, capacity, target_capacity,
+        rows, target_rows,
         WIDTH=width, ELEMENTS=_COPY_ELEMENTS, num_warps=4,
     )  # fmt: skip

@@ -57,14 +57,19 @@ def tile_of(tokens: int, dtype: torch.dtype) -> Tile:
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled,
+    cos_sin_MK: Tensor,
+    window: RingWindow,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
 ) -> Tensor:
     """`reference.rings.ring_attention`. Rows of `qkv` and rings are contiguous."""
     capacity, heads, size = keys_RCHK.shape[1:]
     pack, context, tokens = window.pack, window.context, window.max_tokens
     if capacity < context + tokens - 1:
         raise ValueError(
-            f"{tokens} tokens with {context} of context need rings of {context + tokens - 1}, not {capacity}"
+            f"{tokens} tokens with {context} of context need rings of {context + tokens - 1}, not "
+            f"{capacity}"
         )
     product, *scales = operands(qkv)
     if not (product.is_contiguous() and keys_RCHK.is_contiguous() and values_RCHK.is_contiguous()):
@@ -76,8 +81,10 @@ def ring_attention(
         out, product, *scales, cos_sin_MK, keys_RCHK, values_RCHK,
         pack.rows_S, pack.starts_S, pack.counts_S, pack.firsts_S, streams,
         pack.frames, window.tokens_per_frame, context, capacity, size**-0.5 * LOG2_E,
-        H=heads, K=size, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_K=max(16, triton.next_power_of_2(size)),
-        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, enable_fp_fusion=False,
+        H=heads, K=size, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_K=max(16,
+        triton.next_power_of_2(size)),
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -85,8 +92,10 @@ def ring_attention(
 @triton.jit(do_not_specialize=["streams", "pack_frames", "unit", "context", "capacity"])
 def _ring_attention_kernel(
     out_ptr, qkv_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, turns_ptr, keys_ptr, values_ptr,
-    rows_ptr, starts_ptr, counts_ptr, firsts_ptr, streams, pack_frames, unit, context, capacity, scale_log2,
-    H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    rows_ptr, starts_ptr, counts_ptr, firsts_ptr, streams, pack_frames, unit, context, capacity,
+    scale_log2,
+    H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Long, because it is one loop that shares a running maximum, sum and mixture."""
     # Tiles of one head of one stream run beside each other: they share keys.
@@ -153,14 +162,19 @@ def _ring_attention_kernel(
         mixed = mixed / tl.where(row_exists, total, 1.0)[:, None]
         out_offsets = rows[:, None] * (H * K) + head * K + channels[None, :]
         mask = row_exists[:, None] & (channels < K)[None, :]
-        tl.store(out_ptr + (token + before) * (H * K) + out_offsets, mixed.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(
+            out_ptr + (token + before) * (H * K) + out_offsets,
+            mixed.to(out_ptr.dtype.element_ty),
+            mask=mask,
+        )
         q = _queries(pointers, before + step, tokens, token, head, H, K, BLOCK_M, BLOCK_K, dtype)
 
 
 @triton.jit
 def _queries(
     pointers, before, tokens, token, head,
-    H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """A stream's queries from `before` on, rotated and rounded like keys."""
     qkv_ptr, row_scales_ptr, column_scales_ptr, bias_ptr, turns_ptr = pointers
@@ -179,7 +193,15 @@ def _queries(
 
 @triton.jit
 def _fill(
-    out_ptr, begin, end, step, head, H: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+    out_ptr,
+    begin,
+    end,
+    step,
+    head,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """Writes zeros for tokens of no stream."""
     rows, channels = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_K)[None, :]

@@ -22,10 +22,12 @@ _ELEMENTS = 1024
 
 @triton.jit
 def _norm_rotate_append_kernel(
-    qkv_ptr, rows_ptr, columns_ptr, bias_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, slots_ptr,
+    qkv_ptr, rows_ptr, columns_ptr, bias_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
+    slots_ptr,
     keys_ptr, values_ptr, scales_ptr, q_ptr,
     qkv_stride, cos_stride, sin_stride, keys_stride, values_stride, eps,
-    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     HALF: tl.constexpr = K // 2
@@ -43,17 +45,46 @@ def _norm_rotate_append_kernel(
 
     columns = heads * K + channels
     at = row * qkv_stride + columns
-    low = load_scaled(qkv_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, row, columns, row >= 0, mask)
-    high = load_scaled(qkv_ptr, at + HALF, mask, rows_ptr, columns_ptr, bias_ptr, row, columns + HALF, row >= 0, mask)
+    low = load_scaled(
+        qkv_ptr, at, mask, rows_ptr, columns_ptr, bias_ptr, row, columns, row >= 0, mask
+    )
+    high = load_scaled(
+        qkv_ptr,
+        at + HALF,
+        mask,
+        rows_ptr,
+        columns_ptr,
+        bias_ptr,
+        row,
+        columns + HALF,
+        row >= 0,
+        mask,
+    )
     rstd = tl.rsqrt(tl.sum(low * low + high * high, axis=1, keep_dims=True) / K + eps)
-    normed_low = rounded(low * rstd, dtype) * _weights(q_weight_ptr, k_weight_ptr, channels, is_query, in_half)
-    normed_high = rounded(high * rstd, dtype) * _weights(q_weight_ptr, k_weight_ptr, channels + HALF, is_query, in_half)
+    normed_low = rounded(low * rstd, dtype) * _weights(
+        q_weight_ptr, k_weight_ptr, channels, is_query, in_half
+    )
+    normed_high = rounded(high * rstd, dtype) * _weights(
+        q_weight_ptr, k_weight_ptr, channels + HALF, is_query, in_half
+    )
     normed_low, normed_high = rounded(normed_low, dtype), rounded(normed_high, dtype)
     turned_low = _turned(
-        normed_low, normed_high, cos_ptr + row * cos_stride, sin_ptr + row * sin_stride, channels, in_half, dtype
+        normed_low,
+        normed_high,
+        cos_ptr + row * cos_stride,
+        sin_ptr + row * sin_stride,
+        channels,
+        in_half,
+        dtype,
     )
     turned_high = _turned(
-        normed_high, normed_low, cos_ptr + row * cos_stride, sin_ptr + row * sin_stride, channels + HALF, in_half, dtype
+        normed_high,
+        normed_low,
+        cos_ptr + row * cos_stride,
+        sin_ptr + row * sin_stride,
+        channels + HALF,
+        in_half,
+        dtype,
     )
 
     queries = q_ptr + (row * H + heads) * K + channels
@@ -62,7 +93,9 @@ def _norm_rotate_append_kernel(
     kept: tl.constexpr = keys_ptr.dtype.element_ty
     low, high = tl.where(is_value, low, turned_low), tl.where(is_value, high, turned_high)
     if scales_ptr is not None:
-        exponent = scale_exponent(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=1, keep_dims=True))
+        exponent = scale_exponent(
+            tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=1, keep_dims=True)
+        )
         inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
         low, high = low * inverse, high * inverse
         group = heads - H - is_value.to(tl.int32) * G
@@ -80,7 +113,9 @@ def _norm_rotate_append_kernel(
 @triton.jit
 def _weights(q_weight_ptr, k_weight_ptr, channels, is_query, exists):
     q_weight = tl.load(q_weight_ptr + channels, mask=exists, other=0.0)
-    return tl.where(is_query, q_weight, tl.load(k_weight_ptr + channels, mask=exists, other=0.0)).to(tl.float32)
+    return tl.where(
+        is_query, q_weight, tl.load(k_weight_ptr + channels, mask=exists, other=0.0)
+    ).to(tl.float32)
 
 
 @triton.jit
@@ -115,12 +150,15 @@ def norm_rotate_append(
     groups, size = keys_SGK.shape[1:]
     heads = product_ME.shape[1] // size - 2 * groups
     page_rows = 1 if scales_NGR2 is None else scales_NGR2.shape[2]
-    q_MHK = torch.empty((len(product_ME), heads, size), dtype=product_ME.dtype, device=product_ME.device)
+    q_MHK = torch.empty(
+        (len(product_ME), heads, size), dtype=product_ME.dtype, device=product_ME.device
+    )
     block, group = heads_of_a_program(size, heads + 2 * groups)
     _norm_rotate_append_kernel[(len(product_ME), triton.cdiv(heads + 2 * groups, group))](
         product_ME, rows, columns, bias, q_weight_K, k_weight_K, cos_MK, sin_MK, slots_M,
         keys_SGK, values_SGK, scales_NGR2, q_MHK,
-        product_ME.stride(0), cos_MK.stride(0), sin_MK.stride(0), keys_SGK.stride(0), values_SGK.stride(0), eps,
+        product_ME.stride(0), cos_MK.stride(0), sin_MK.stride(0), keys_SGK.stride(0),
+        values_SGK.stride(0), eps,
         H=heads, G=groups, K=size, R=page_rows, HEADS=group, BLOCK=max(1, block // 2),
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

@@ -97,7 +97,9 @@ def fp8_scales(largest):
 
 
 @triton.jit
-def store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def store_rows(
+    out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
     """Stores whole rows of float32, rounded to the dtype of `out_ptr`, or (if there are scales) to
     8 bits.
     """
@@ -116,7 +118,9 @@ def store_rows(out_ptr, scale_ptr, pieces, rows, rows_exist, WIDTH: tl.constexpr
 
 
 @triton.jit
-def load_scaled(ptr, offsets, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist):
+def load_scaled(
+    ptr, offsets, mask, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist
+):
     """Loads `ptr + offsets` as float32; with scales (`Scaled`) multiplies by them and rounds to the
     dtype in memory.
 
@@ -124,21 +128,36 @@ def load_scaled(ptr, offsets, mask, rows_ptr, columns_ptr, bias_ptr, rows, colum
     rounding.
     """
     x = tl.load(ptr + offsets, mask=mask, other=0.0)
-    return scaled(x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, ptr.dtype.element_ty)
+    return scaled(
+        x,
+        rows_ptr,
+        columns_ptr,
+        bias_ptr,
+        rows,
+        columns,
+        rows_exist,
+        columns_exist,
+        ptr.dtype.element_ty,
+    )
 
 
 @triton.jit
 def scaled(
-    x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist, DTYPE: tl.constexpr
+    x, rows_ptr, columns_ptr, bias_ptr, rows, columns, rows_exist, columns_exist,
+    DTYPE: tl.constexpr
 ):  # fmt: skip
     """`load_scaled` after the load, rounded to `DTYPE`."""
     x = x.to(tl.float32)
     if rows_ptr is not None:
         x = x * tl.load(rows_ptr + rows, mask=rows_exist, other=0.0)
         # All rows need the scales again; a product is needed once.
-        x = x * tl.load(columns_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last")
+        x = x * tl.load(
+            columns_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last"
+        )
         if bias_ptr is not None:
-            bias = tl.load(bias_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last")
+            bias = tl.load(
+                bias_ptr + columns, mask=columns_exist, other=0.0, eviction_policy="evict_last"
+            )
             x = x + bias.to(tl.float32)
         x = rounded(x, DTYPE)
     return x

@@ -123,7 +123,9 @@ def _sampled(scores, top, temperature, top_p, top_k, u_fixed, V: tl.constexpr):
     """The code of a row that is not greedy; `u_fixed` is its uniform times 2**24."""
     bottom = tl.full((), _LOWEST, tl.float32)
     if (top_k > 0) & (top_k < V):
-        bottom, _ = _edge(scores, tl.full(scores.shape, 1, tl.int32), bottom, top, top_k.to(tl.int32) - 1)
+        bottom, _ = _edge(
+            scores, tl.full(scores.shape, 1, tl.int32), bottom, top, top_k.to(tl.int32) - 1
+        )
     # Within these bounds neither the rate nor 0 times it overflows; beyond them the result does not
     # change.
     rate = _LOG2_E / tl.minimum(tl.maximum(temperature, 1e-30), 1e30)
@@ -160,11 +162,15 @@ def _draw_kernel(
     row = tl.program_id(0).to(tl.int64)
     codes = tl.arange(0, BLOCK_V)
     exists = codes < V
-    scores = tl.load(logits_ptr + row * logits_stride + codes, mask=exists, other=0.0).to(tl.float32)
+    scores = tl.load(logits_ptr + row * logits_stride + codes, mask=exists, other=0.0).to(
+        tl.float32
+    )
     temperature = tl.load(temperature_ptr + row)
     top_p = tl.load(top_p_ptr + row)
     top_k = tl.load(top_k_ptr + row)
-    word, _, _, _ = tl.philox(tl.load(seed_ptr + row), tl.load(frame_ptr + row).to(tl.uint32), slot, 0, 0)
+    word, _, _, _ = tl.philox(
+        tl.load(seed_ptr + row), tl.load(frame_ptr + row).to(tl.uint32), slot, 0, 0
+    )
     if seen_ptr is not None:
         penalty = tl.load(penalty_ptr + row)
         is_seen = tl.load(seen_ptr + row * seen_stride + codes, mask=exists, other=0) != 0
@@ -177,7 +183,9 @@ def _draw_kernel(
 
     top = tl.max(scores)
     if temperature > 0:
-        code = _sampled(scores, top, temperature, top_p, top_k, (word >> (32 - _UNIFORM_BITS)).to(tl.int64), V)
+        code = _sampled(
+            scores, top, temperature, top_p, top_k, (word >> (32 - _UNIFORM_BITS)).to(tl.int64), V
+        )
     else:
         code = tl.min(tl.where(scores == top, codes, BLOCK_V))
     code = code.to(tl.int64)
@@ -189,7 +197,9 @@ def _draw_kernel(
             tl.store(embedding_ptr + row * D + channels, x, mask=channels < D)
 
 
-def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None) -> Tensor:
+def draw(
+    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None
+) -> Tensor:
     """`reference.draw`, but a uniform within 1e-5 of a code's edge may give its neighbour
     (float32).
     """
@@ -197,7 +207,12 @@ def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_B
 
 
 def draw_and_embed(
-    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor, seen_BV: Tensor | None = None
+    logits_BV: Tensor,
+    args: DrawArgs,
+    noise: FrameNoise,
+    slot: int,
+    table_VD: Tensor,
+    seen_BV: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`draw`, int64 [B], and the codes' rows [B, D] of `table_VD`."""
     code_B, x_BD = _launch(logits_BV, args, noise, slot, table_VD, seen_BV)
@@ -206,18 +221,36 @@ def draw_and_embed(
 
 
 def _launch(
-    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor | None, seen_BV: Tensor | None
+    logits_BV: Tensor,
+    args: DrawArgs,
+    noise: FrameNoise,
+    slot: int,
+    table_VD: Tensor | None,
+    seen_BV: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     rows, codes = logits_BV.shape
     if codes > _MAX_CODES:
         raise ValueError(
-            f"drawing from {codes} codes: the kernel holds at most {_MAX_CODES}; draw with `reference.draw`"
+            f"drawing from {codes} codes: the kernel holds at most {_MAX_CODES}; draw with "
+            "`reference.draw`"
         )
     penalty_B = None if seen_BV is None else args.repetition_penalty_B
-    vectors = (args.temperature_B, args.top_p_B, args.top_k_B, penalty_B, noise.seed_B, noise.frame_B)
+    vectors = (
+        args.temperature_B,
+        args.top_p_B,
+        args.top_k_B,
+        penalty_B,
+        noise.seed_B,
+        noise.frame_B,
+    )
     if not all(vector_B is None or vector_B.is_contiguous() for vector_B in vectors):
-        raise ValueError("the parameters of rows must be contiguous vectors: call .contiguous() on them once a batch")
-    if any(matrix is not None and matrix.stride(-1) != 1 for matrix in (logits_BV, seen_BV, table_VD)):
+        raise ValueError(
+            "the parameters of rows must be contiguous vectors: call .contiguous() on them once a "
+            "batch"
+        )
+    if any(
+        matrix is not None and matrix.stride(-1) != 1 for matrix in (logits_BV, seen_BV, table_VD)
+    ):
         raise ValueError("logits, seen codes and embeddings must have contiguous rows")
     code_B = torch.empty(rows, dtype=torch.int64, device=logits_BV.device)
     x_BD = None if table_VD is None else table_VD.new_empty(rows, table_VD.shape[1])

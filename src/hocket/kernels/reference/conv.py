@@ -42,7 +42,9 @@ def causal_conv(
         sources_MP, pool = _windows(x_MC, pack, tails_RPC, taps, dilation)
         # Slices of one size: a slice of a single row would be computed in another way.
         pieces = sources_MP.tensor_split(-(-len(x_MC) * len(weight_EO) // _UNFOLDED_ELEMENTS))
-        unfolded = (pool.index_select(0, piece_MP.flatten()).view(len(piece_MP), -1) for piece_MP in pieces)
+        unfolded = (
+            pool.index_select(0, piece_MP.flatten()).view(len(piece_MP), -1) for piece_MP in pieces
+        )
         y_MO = torch.cat([_product(piece_ME, weight_EO, bias_O) for piece_ME in unfolded])
     if residual_MO is not None:
         y_MO = residual_MO + y_MO
@@ -52,7 +54,9 @@ def causal_conv(
     return y_MO if keep else None, bent_MO
 
 
-def depthwise_conv(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Tensor, bias_C: Tensor) -> Tensor:
+def depthwise_conv(
+    x_MC: Tensor, pack: Packed, tails_RPC: Tensor, weight_PC: Tensor, bias_C: Tensor
+) -> Tensor:
     """[M, C]: `causal_conv` with one filter per channel, float32 inside."""
     sources_MP, pool = _windows(x_MC, pack, tails_RPC, len(weight_PC), 1)
     window_MPC = pool[sources_MP].float()
@@ -64,7 +68,9 @@ def keep_tail(x_MC: Tensor, pack: Packed, tails_RPC: Tensor) -> None:
     has read it.
     """
     columns, tokens = tails_RPC.shape[1], len(x_MC) // pack.frames
-    for row, count, first in zip(pack.rows_S.tolist(), pack.counts_S.tolist(), pack.firsts_S.tolist(), strict=True):
+    for row, count, first in zip(
+        pack.rows_S.tolist(), pack.counts_S.tolist(), pack.firsts_S.tolist(), strict=True
+    ):
         if count:
             chunk = x_MC[first * tokens : (first + count) * tokens]
             tails_RPC[row] = torch.cat([tails_RPC[row], chunk])[-columns:]
@@ -78,17 +84,23 @@ def _product(x_ME: Tensor, weight_EO: Tensor, bias_O: Tensor) -> Tensor:
     """
     if weight_EO.shape[1] > 1:
         return torch.addmm(bias_O, x_ME, weight_EO)
-    return ((x_ME.float() * weight_EO[:, 0].float()).sum(1, keepdim=True) + bias_O.float()).to(x_ME.dtype)
+    return ((x_ME.float() * weight_EO[:, 0].float()).sum(1, keepdim=True) + bias_O.float()).to(
+        x_ME.dtype
+    )
 
 
-def _windows(x_MC: Tensor, pack: Packed, tails_RPC: Tensor, taps: int, dilation: int) -> tuple[Tensor, Tensor]:
+def _windows(
+    x_MC: Tensor, pack: Packed, tails_RPC: Tensor, taps: int, dilation: int
+) -> tuple[Tensor, Tensor]:
     """Index int64 [M, P] of each tap of each token in the pool [., C] of inputs, tails and a zero;
     the pool.
     """
     columns, unit, count = tails_RPC.shape[1], len(x_MC) // pack.frames, len(x_MC)
     rows_F, places_F, positions_F = pack.by_frame
     within = torch.arange(unit, device=x_MC.device)
-    place_M1, position_M1 = ((frames_F[:, None] * unit + within).view(-1, 1) for frames_F in (places_F, positions_F))
+    place_M1, position_M1 = (
+        (frames_F[:, None] * unit + within).view(-1, 1) for frames_F in (places_F, positions_F)
+    )
     back_P = dilation * torch.arange(taps - 1, -1, -1, device=x_MC.device)
     m_M1 = torch.arange(count, device=x_MC.device)[:, None]
     in_tails_MP = count + m_M1 // unit * columns + place_M1 - back_P + columns

@@ -32,7 +32,11 @@ def pair_turns(window: RingWindow, size: int, base: float) -> Tensor:
 
 
 def append_rotated(
-    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled,
+    cos_sin_MK: Tensor,
+    window: RingWindow,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
 ) -> None:
     """Stores the new tokens' keys, rotated, and values in their rings; position p goes to slot p
     mod C.
@@ -44,13 +48,19 @@ def append_rotated(
     capacity, heads, size = keys_RCHK.shape[1:]
     _, k_MHK, v_MHK = plain(qkv).view(-1, 3, heads, size).unbind(1)
     for row, start, place in _streams_of(window):
-        slots = torch.arange(start, start + place.stop - place.start, device=window.device) % capacity
+        slots = (
+            torch.arange(start, start + place.stop - place.start, device=window.device) % capacity
+        )
         keys_RCHK[row, slots] = _rotated(k_MHK[place], cos_sin_MK[place], keys_RCHK.dtype)
         values_RCHK[row, slots] = v_MHK[place].to(values_RCHK.dtype)
 
 
 def ring_attention(
-    qkv: Tensor | Scaled, cos_sin_MK: Tensor, window: RingWindow, keys_RCHK: Tensor, values_RCHK: Tensor
+    qkv: Tensor | Scaled,
+    cos_sin_MK: Tensor,
+    window: RingWindow,
+    keys_RCHK: Tensor,
+    values_RCHK: Tensor,
 ) -> Tensor:
     """[.., H K]: each new token's queries, rotated, attend to the `window.context` positions up to
     its own.
@@ -101,7 +111,9 @@ def _streams_of(window: RingWindow) -> Iterator[tuple[int, int, slice]]:
     end = 0
     for row, start, count, first in zip(*(x.tolist() for x in numbers_4S), strict=True):
         if first < end:
-            raise ValueError(f"a stream begins at frame {first}, before the stream before it ends: at {end}")
+            raise ValueError(
+                f"a stream begins at frame {first}, before the stream before it ends: at {end}"
+            )
         end = first + count
         if count:
             yield row, start * unit, slice(first * unit, end * unit)

@@ -21,7 +21,9 @@ from hocket.kernels.types import DrawArgs
 _WEIGHT_SCALE = 2.0**32
 
 
-def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None) -> Tensor:
+def draw(
+    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_BV: Tensor | None = None
+) -> Tensor:
     """int64 [B]: a code for each row, drawn with the noise of `slot`.
 
     `seen_BV` (bool) marks the codes that the repetition penalty applies to; `None` means that it
@@ -31,7 +33,12 @@ def draw(logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, seen_B
 
 
 def draw_and_embed(
-    logits_BV: Tensor, args: DrawArgs, noise: FrameNoise, slot: int, table_VD: Tensor, seen_BV: Tensor | None = None
+    logits_BV: Tensor,
+    args: DrawArgs,
+    noise: FrameNoise,
+    slot: int,
+    table_VD: Tensor,
+    seen_BV: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`draw`, and the rows [B, D] of a table that the codes name."""
     code_B = draw(logits_BV, args, noise, slot, seen_BV)
@@ -68,7 +75,9 @@ def probabilities(logits_BV: Tensor, args: DrawArgs, seen_BV: Tensor | None = No
     return torch.empty_like(scores_BV).scatter_(1, order_BV, kept_BV.softmax(1))
 
 
-def draw_at(logits_BV: Tensor, args: DrawArgs, u_B: Tensor, seen_BV: Tensor | None = None) -> Tensor:
+def draw_at(
+    logits_BV: Tensor, args: DrawArgs, u_B: Tensor, seen_BV: Tensor | None = None
+) -> Tensor:
     """int64 [B]: the first code, in vocabulary order, at which the cumulative probability exceeds
     `u_B`.
 
@@ -79,7 +88,9 @@ def draw_at(logits_BV: Tensor, args: DrawArgs, u_B: Tensor, seen_BV: Tensor | No
     """
     # Integer sums are exact on any device and in any order: a code of weight 0 adds no step and the
     # last target is under the total. A float sum ensures neither. total * 2**24 stays under 2**57.
-    cumulative_BV = (probabilities(logits_BV, args, seen_BV) * _WEIGHT_SCALE).to(torch.int64).cumsum(1)
+    cumulative_BV = (
+        (probabilities(logits_BV, args, seen_BV) * _WEIGHT_SCALE).to(torch.int64).cumsum(1)
+    )
     u_fixed_B = (u_B * 2.0**UNIFORM_BITS).to(torch.int64)
     target_B = (u_fixed_B * cumulative_BV[:, -1]) >> UNIFORM_BITS
     return (cumulative_BV <= target_B.unsqueeze(1)).sum(1)

@@ -50,7 +50,12 @@ def add_rms_norm(
 
 
 def add_layer_norm(
-    x: Tensor, delta: Tensor | Scaled | None, weight_D: Tensor, bias_D: Tensor, eps: float, to_fp8: bool = False
+    x: Tensor,
+    delta: Tensor | Scaled | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    eps: float,
+    to_fp8: bool = False,
 ) -> tuple[Tensor, Tensor | Rows8]:
     """`x + delta`, rounded to their dtype (`x` itself without a delta), and the layer norm of that,
     float32 inside.
@@ -60,7 +65,12 @@ def add_layer_norm(
 
 
 def layer_norm_to(
-    x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, dtype: torch.dtype, to_fp8: bool = False
+    x: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    to_fp8: bool = False,
 ) -> Tensor | Rows8:
     """Layer norm of a float32 residual stream, rounded to `dtype`."""
     return _finished(F.layer_norm(x, (x.shape[-1],), weight_D, bias_D, eps).to(dtype), to_fp8)
@@ -93,7 +103,12 @@ def _activation_input(x: Tensor | Scaled, to_fp8: bool) -> Tensor:
 
 
 def scaled_add_rms_norm(
-    x: Tensor, delta: Tensor | None, scale_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor,
+    delta: Tensor | None,
+    scale_D: Tensor | None,
+    weight_D: Tensor,
+    eps: float,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """`scaled_add`, float32 (`x` itself without `delta` and scale), and the `rms_norm` of that in
     `dtype`.
@@ -192,7 +207,9 @@ def norm_rotate_append(
         scales_MG2 = torch.stack((k_scale_MG, v_scale_MG), -1)
         scales_NGR2.transpose(1, 2)[slots_M // page_rows, slots_M % page_rows] = scales_MG2
         # A CPU copies float8 by index as bytes only.
-        k_MGK, v_MGK, keys_SGK, values_SGK = (x.view(torch.uint8) for x in (k_MGK, v_MGK, keys_SGK, values_SGK))
+        k_MGK, v_MGK, keys_SGK, values_SGK = (
+            x.view(torch.uint8) for x in (k_MGK, v_MGK, keys_SGK, values_SGK)
+        )
     keys_SGK.index_copy_(0, slots_M, k_MGK)
     values_SGK.index_copy_(0, slots_M, v_MGK)
     return qk_MHK[:, :heads]
@@ -212,7 +229,11 @@ def paged_attention(
     positions up to its own. Rows from `counts_B` on are padding: their outputs are finite and mean
     nothing. Memory that a sequence has not written may hold anything, NaN included.
     """
-    page_table_BP, starts_B, counts_B = plan.batch.page_table_BP, plan.batch.starts_B, plan.batch.counts_B
+    page_table_BP, starts_B, counts_B = (
+        plan.batch.page_table_BP,
+        plan.batch.starts_B,
+        plan.batch.counts_B,
+    )
     heads = q_BTHK.shape[2]
     rows = q_BTHK.shape[1]
     device = q_BTHK.device
@@ -224,7 +245,9 @@ def paged_attention(
     unwritten_BL11 = (cached_L >= (starts_B + counts_B)[:, None])[..., None, None]
     scales = (None, None) if scales_NGR2 is None else scales_NGR2.unbind(-1)
     k_BLGK, v_BLGK = (
-        gather_pages(pages, scales_NGR, page_table_BP, q_BTHK.dtype).masked_fill(unwritten_BL11, 0.0)
+        gather_pages(pages, scales_NGR, page_table_BP, q_BTHK.dtype).masked_fill(
+            unwritten_BL11, 0.0
+        )
         for pages, scales_NGR in zip((keys_NRGK, values_NRGK), scales, strict=True)
     )
     out_BHTK = F.scaled_dot_product_attention(
@@ -237,7 +260,9 @@ def paged_attention(
     return out_BHTK.transpose(1, 2)
 
 
-def gather_pages(pages_NRGK: Tensor, scales_NGR: Tensor | None, page_table_BP: Tensor, dtype: torch.dtype) -> Tensor:
+def gather_pages(
+    pages_NRGK: Tensor, scales_NGR: Tensor | None, page_table_BP: Tensor, dtype: torch.dtype
+) -> Tensor:
     """[B, L, G, K] of the rows of each sequence's pages in order, float8 ones times their scales,
     in `dtype`.
     """
@@ -245,7 +270,9 @@ def gather_pages(pages_NRGK: Tensor, scales_NGR: Tensor | None, page_table_BP: T
     rows_BLGK = pages_NRGK.index_select(0, table).view(batch, -1, *pages_NRGK.shape[2:])
     if scales_NGR is None:
         return rows_BLGK
-    scales_BLG = scales_NGR.index_select(0, table).transpose(1, 2).reshape(batch, -1, pages_NRGK.shape[2])
+    scales_BLG = (
+        scales_NGR.index_select(0, table).transpose(1, 2).reshape(batch, -1, pages_NRGK.shape[2])
+    )
     return (rows_BLGK.float() * scales_BLG[..., None]).to(dtype)
 
 
@@ -274,7 +301,9 @@ def frame_attention(
     places_T = torch.arange(start, end, device=keys_BPGK.device)
     slots_BT = torch.arange(batch, device=keys_BPGK.device)[:, None] * positions + places_T
     cos_MK, sin_MK = (table_PK[start:end].repeat(batch, 1) for table_PK in (cos_PK, sin_PK))
-    keys_SGK, values_SGK = (cache_BPGK.view(-1, groups, size) for cache_BPGK in (keys_BPGK, values_BPGK))
+    keys_SGK, values_SGK = (
+        cache_BPGK.view(-1, groups, size) for cache_BPGK in (keys_BPGK, values_BPGK)
+    )
     q_MHK = norm_rotate_append(
         plain(qkv_BTE).flatten(0, 1),
         q_weight_K,
@@ -297,7 +326,12 @@ def frame_attention(
 
 
 def depth_attention(
-    qkv_BE: Tensor | Scaled, cos_K: Tensor, sin_K: Tensor, keys_BHPK: Tensor, values_BHPK: Tensor, position: int
+    qkv_BE: Tensor | Scaled,
+    cos_K: Tensor,
+    sin_K: Tensor,
+    keys_BHPK: Tensor,
+    values_BHPK: Tensor,
+    position: int,
 ) -> Tensor:
     """[B, H * K] of one position of a frame: queries and keys rotate, keys and values join the
     cache, queries attend.

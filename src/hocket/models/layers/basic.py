@@ -73,7 +73,9 @@ def pair_rope_tables(positions: Tensor, size: int, base: float, dtype: torch.dty
     """
     angles = _angles(positions, size, base)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return RopeTables(torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2))
+    return RopeTables(
+        torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
+    )
 
 
 def rotate_halves(x: Tensor, tables: RopeTables) -> Tensor:

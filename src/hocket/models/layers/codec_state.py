@@ -58,7 +58,11 @@ class StateSpec:
 
     def nbytes(self, rows: int, max_chunk_frames: int) -> int:
         """Bytes of the state of `rows` streams."""
-        rings = sum(ring.nbytes(rows, max_chunk_frames, self.dtype) for ring in self.rings if ring is not None)
+        rings = sum(
+            ring.nbytes(rows, max_chunk_frames, self.dtype)
+            for ring in self.rings
+            if ring is not None
+        )
         return rings + rows * self.tail_elements * self.dtype.itemsize
 
 
@@ -84,7 +88,12 @@ class StageRings:
 
     @classmethod
     def allocate(
-        cls, spec: RingSpec, rows: int, max_chunk_frames: int, dtype: torch.dtype, device: torch.device
+        cls,
+        spec: RingSpec,
+        rows: int,
+        max_chunk_frames: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> StageRings:
         capacity = spec.capacity(max_chunk_frames)
         shape = (2, spec.layers, rows, capacity, spec.kv_heads, spec.head_dim)
@@ -103,12 +112,12 @@ class StageRings:
 
 # The tensors of a `CodecState` with R rows; C = context + max chunk is a ring's capacity in tokens.
 #
-#   name             dtype  shape               meaning                                  a new stream
-#   stages[i]        spec   [2, L, R, C, H, D]  keys (after RoPE) and values of stage i  never reads the old ones
-#     .storage
-#   tails            spec   [R, E]              last inputs of each convolution, in the  never reads the old ones
-#                                               order of the codec's layout
-#   offsets          int64  [R]                 frames that the row's stream has seen    sets 0 (`reset`)
+#   name       dtype  shape               meaning                                  a new stream
+#   stages[i]  spec   [2, L, R, C, H, D]  keys (after RoPE) and values of stage i  never reads old
+#     .storage                                                                     ones
+#   tails      spec   [R, E]              last inputs of each convolution, in the  never reads old
+#                                         order of the codec's layout              ones
+#   offsets    int64  [R]                 frames that the row's stream has seen    sets 0 (`reset`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +145,23 @@ class CodecState:
         """Raises InvalidRequestError when `rows` or `max_chunk_frames` is not positive."""
         if rows < 1 or max_chunk_frames < 1:
             raise InvalidRequestError(
-                f"a codec state needs at least one row and one frame per chunk, got {rows} and {max_chunk_frames}"
+                f"a codec state needs at least one row and one frame per chunk, got {rows} and "
+                f"{max_chunk_frames}"
             )
         stages = tuple(
-            None if ring is None else StageRings.allocate(ring, rows, max_chunk_frames, spec.dtype, device)
+            None
+            if ring is None
+            else StageRings.allocate(ring, rows, max_chunk_frames, spec.dtype, device)
             for ring in spec.rings
         )
         tails = torch.empty(rows, spec.tail_elements, dtype=spec.dtype, device=device)
-        return cls(direction, max_chunk_frames, stages, tails, torch.zeros(rows, dtype=torch.int64, device=device))
+        return cls(
+            direction,
+            max_chunk_frames,
+            stages,
+            tails,
+            torch.zeros(rows, dtype=torch.int64, device=device),
+        )
 
     @property
     def rows(self) -> int:
@@ -152,7 +170,9 @@ class CodecState:
     @property
     def nbytes(self) -> int:
         """Bytes of all rings and tails."""
-        return self.tails.nbytes + sum(stage.storage.nbytes for stage in self.stages if stage is not None)
+        return self.tails.nbytes + sum(
+            stage.storage.nbytes for stage in self.stages if stage is not None
+        )
 
     def reset(self, rows_B: Tensor) -> None:
         """Starts new streams on these rows. Old keys and tails stay in memory, never read."""
@@ -173,7 +193,9 @@ class CodecState:
             target.tails.index_copy_(0, target_row_1, self.tails.index_select(0, row_1))
         target.offsets.index_copy_(0, target_row_1, frames_1)
 
-    def pack(self, rows_S: Tensor, counts_S: Tensor, firsts_S: Tensor, frames: int, max_frames: int) -> Packed:
+    def pack(
+        self, rows_S: Tensor, counts_S: Tensor, firsts_S: Tensor, frames: int, max_frames: int
+    ) -> Packed:
         """The next chunks of these streams, packed; `advance` counts them afterwards."""
         return Packed(rows_S, self.offsets[rows_S], counts_S, firsts_S, frames, max_frames)
 
@@ -199,18 +221,25 @@ class CodecState:
         Values are checked where reading them does not make the caller wait for a device.
         """
         if direction != self.direction:
-            raise InvalidRequestError(f"this state belongs to the {self.direction}, not to the {direction}")
+            raise InvalidRequestError(
+                f"this state belongs to the {self.direction}, not to the {direction}"
+            )
         if not 1 <= frames <= self.max_chunk_frames:
             raise InvalidRequestError(
-                f"a chunk must have 1 .. {self.max_chunk_frames} frames (the state's limit), got {frames}"
+                f"a chunk must have 1 .. {self.max_chunk_frames} frames (the state's limit), got "
+                f"{frames}"
             )
         for name, tensor in (("rows", rows_B), ("counts", counts_B)):
             if tensor is not None and (tensor.shape != (batch,) or tensor.dtype != torch.int64):
-                raise InvalidRequestError(f"{name} must be int64 [{batch}], got {tensor.dtype} {list(tensor.shape)}")
+                raise InvalidRequestError(
+                    f"{name} must be int64 [{batch}], got {tensor.dtype} {list(tensor.shape)}"
+                )
         if rows_B.device.type != "cpu":
             return
         rows = rows_B.tolist()
         if len(set(rows)) != batch or min(rows) < 0 or max(rows) >= self.rows:
-            raise InvalidRequestError(f"rows must be distinct numbers 0 .. {self.rows - 1}, got {rows}")
+            raise InvalidRequestError(
+                f"rows must be distinct numbers 0 .. {self.rows - 1}, got {rows}"
+            )
         if counts_B is not None and not all(0 <= count <= frames for count in counts_B.tolist()):
             raise InvalidRequestError(f"counts must be 0 .. {frames}, got {counts_B.tolist()}")

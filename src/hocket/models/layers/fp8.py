@@ -49,7 +49,9 @@ class Fp8Linear(nn.Module):
         """[..., N] of [..., K]."""
         rows = x if isinstance(x, Rows8) else ops.quantize_rows(x)
         product_MN = self._product(rows.values.flatten(0, -2))
-        return Scaled(product_MN.view(*rows.values.shape[:-1], -1), rows.scales, self.scale_N, self.bias)
+        return Scaled(
+            product_MN.view(*rows.values.shape[:-1], -1), rows.scales, self.scale_N, self.bias
+        )
 
     def _product(self, x8_MK: Tensor) -> Tensor:
         """[M, N], unscaled. It is at most 448 squared times K: far from the largest bfloat16."""
@@ -109,7 +111,8 @@ def quantize_blocks(module: nn.Module, name: str) -> None:
     for path, _, _, child in found:
         if child.in_features % _SIZE_MULTIPLE or child.out_features % _SIZE_MULTIPLE:
             raise ConfigError(
-                f"quantize is fp8, and {path} has {child.in_features} inputs and {child.out_features} outputs, not "
+                f"quantize is fp8, and {path} has {child.in_features} inputs and "
+                f"{child.out_features} outputs, not "
                 f"multiples of {_SIZE_MULTIPLE}; leave quantize out for this model",
                 param="quantize",
             )

@@ -56,7 +56,9 @@ class KVPages:
         keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
         if dtype != FP8:
             return cls(keys, values)
-        scales = torch.empty((layers, pages, kv_heads, page_rows, 2), dtype=SCALE_DTYPE, device=device)
+        scales = torch.empty(
+            (layers, pages, kv_heads, page_rows, 2), dtype=SCALE_DTYPE, device=device
+        )
         return cls(keys, values, scales)
 
     def scales_of(self, layer: int) -> Tensor | None:
@@ -65,7 +67,11 @@ class KVPages:
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return (
+            self.keys.nbytes
+            + self.values.nbytes
+            + (0 if self.scales is None else self.scales.nbytes)
+        )
 
     @property
     def page_rows(self) -> int:
@@ -96,4 +102,7 @@ class FrameKV:
         device: torch.device,
     ) -> FrameKV:
         shape = (layers, rows, positions, kv_heads, head_dim)
-        return cls(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        return cls(
+            torch.empty(shape, dtype=dtype, device=device),
+            torch.empty(shape, dtype=dtype, device=device),
+        )

@@ -60,17 +60,24 @@ class Qwen3Section(Section):
     def _heads_and_rope(self) -> Qwen3Section:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"{self.num_attention_heads} heads do not share {self.num_key_value_heads} kv heads evenly"
+                f"{self.num_attention_heads} heads do not share {self.num_key_value_heads} kv "
+                "heads evenly"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, but rotary positions need pairs")
         if len(set(self._thetas)) > 1:
-            raise ValueError(f"rope_theta is given as {' and '.join(map(str, self._thetas))}; keep one value")
+            raise ValueError(
+                f"rope_theta is given as {' and '.join(map(str, self._thetas))}; keep one value"
+            )
         return self
 
     @property
     def _thetas(self) -> list[float]:
-        nested = [rope.rope_theta for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
+        nested = [
+            rope.rope_theta
+            for rope in (self.rope_parameters, self.rope_scaling)
+            if rope is not None
+        ]
         return [theta for theta in (self.rope_theta, *nested) if theta is not None]
 
     @property

@@ -64,13 +64,17 @@ class MossCodec(Codec):
         return StateSpec(rings, tail_elements=0, dtype=layer.dtype)
 
     @torch.inference_mode()
-    def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
+    def decode(
+        self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None
+    ) -> Tensor:
         # Reading values back would make a CUDA caller wait; there, codes come from the sampler.
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
         state.check_call("decoder", batch, frames, rows_B, counts_B)
         latent_BTD = self.quantizer.decode(codes_BTN)
-        return self._to_samples(self._stream(self.decoder, latent_BTD, state, rows_B, counts_B, frames))
+        return self._to_samples(
+            self._stream(self.decoder, latent_BTD, state, rows_B, counts_B, frames)
+        )
 
     @torch.inference_mode()
     def decode_packed(self, codes_FN: Tensor, state: CodecState, pack: Packed) -> Tensor:

@@ -23,7 +23,12 @@ MODEL_TYPE = "moss-audio-tokenizer"
 #: Some official checkpoints carry an older `model_type`; the class name identifies them.
 ARCHITECTURE = "MossAudioTokenizerModel"
 
-_DTYPES = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+}
 
 #: Bounds far beyond any model, so that a damaged file is refused.
 PositiveInt = Annotated[int, Field(ge=1, le=2**24)]
@@ -118,7 +123,9 @@ class TransformerSpec:
 
     @property
     def ring(self) -> RingSpec:
-        return RingSpec(self.layers, self.heads, self.head_dim, self.context_tokens, self.tokens_per_frame)
+        return RingSpec(
+            self.layers, self.heads, self.head_dim, self.context_tokens, self.tokens_per_frame
+        )
 
 
 StageSpec = PatchSpec | TransformerSpec
@@ -166,22 +173,34 @@ class MossCodecConfig:
     def from_dict(cls, raw: Mapping[str, object]) -> MossCodecConfig:
         """Read a checkpoint's `config.json`. Raises ConfigError naming the key at fault."""
         _check_model_type(raw)
-        aliased = {"sampling_rate": raw["sample_rate"], **raw} if "sample_rate" in raw else dict(raw)
+        aliased = (
+            {"sampling_rate": raw["sample_rate"], **raw} if "sample_rate" in raw else dict(raw)
+        )
         top = _parse(_TopLevel, aliased, "")
-        encoder = [_parse_stage(stage, f"encoder_kwargs[{i}]") for i, stage in enumerate(top.encoder_kwargs)]
-        decoder = [_parse_stage(stage, f"decoder_kwargs[{i}]") for i, stage in enumerate(top.decoder_kwargs)]
+        encoder = [
+            _parse_stage(stage, f"encoder_kwargs[{i}]")
+            for i, stage in enumerate(top.encoder_kwargs)
+        ]
+        decoder = [
+            _parse_stage(stage, f"decoder_kwargs[{i}]")
+            for i, stage in enumerate(top.decoder_kwargs)
+        ]
         quantizer = _parse(QuantizerSpec, top.quantizer_kwargs, "quantizer_kwargs")
 
         channels = top.number_channels or 1
         if channels > 1 and not top.enable_channel_interleave:
             raise ConfigError(
-                f"codec config.json: number_channels is {channels} but enable_channel_interleave is not true; "
+                f"codec config.json: number_channels is {channels} but enable_channel_interleave "
+                "is not true; "
                 "only interleaved channels are supported"
             )
         second_version = (
             top.number_channels is not None
             or top.enable_channel_interleave is not None
-            or any(isinstance(s, _TransformerKwargs) and s.context_duration is not None for s in encoder + decoder)
+            or any(
+                isinstance(s, _TransformerKwargs) and s.context_duration is not None
+                for s in encoder + decoder
+            )
         )
         stream_samples = top.downsample_rate * channels
         _check_patches(encoder, stream_samples, "encoder_kwargs")
@@ -199,7 +218,9 @@ class MossCodecConfig:
             decoder=resolver.decoder(decoder, quantizer.output_dim),
             quantizer=quantizer,
             # The official v2 computes in bf16 by default; v1 has no such setting.
-            compute_dtype=_dtype(top.compute_dtype, "compute_dtype", "bf16" if second_version else "fp32"),
+            compute_dtype=_dtype(
+                top.compute_dtype, "compute_dtype", "bf16" if second_version else "fp32"
+            ),
             codec_weight_dtype=_dtype(top.codec_weight_dtype, "codec_weight_dtype", "fp32"),
         )
 
@@ -213,7 +234,10 @@ class _Resolver:
     always_projects: bool
 
     def encoder(
-        self, stages: Sequence[_PatchKwargs | _TransformerKwargs], tokens_per_frame: int, output_dim: int
+        self,
+        stages: Sequence[_PatchKwargs | _TransformerKwargs],
+        tokens_per_frame: int,
+        output_dim: int,
     ) -> tuple[StageSpec, ...]:
         width, specs = 1, list[StageSpec]()
         for i, stage in enumerate(stages):
@@ -222,15 +246,20 @@ class _Resolver:
                 tokens_per_frame //= stage.patch_size
                 specs.append(PatchSpec(stage.patch_size))
             else:
-                specs.append(self._transformer(stage, width, tokens_per_frame, f"encoder_kwargs[{i}]"))
+                specs.append(
+                    self._transformer(stage, width, tokens_per_frame, f"encoder_kwargs[{i}]")
+                )
                 width = stage.output_dimension
         if width != output_dim:
             raise ConfigError(
-                f"codec config.json: encoder_kwargs end {width} wide but quantizer_kwargs.input_dim is {output_dim}"
+                f"codec config.json: encoder_kwargs end {width} wide but "
+                f"quantizer_kwargs.input_dim is {output_dim}"
             )
         return tuple(specs)
 
-    def decoder(self, stages: Sequence[_PatchKwargs | _TransformerKwargs], width: int) -> tuple[StageSpec, ...]:
+    def decoder(
+        self, stages: Sequence[_PatchKwargs | _TransformerKwargs], width: int
+    ) -> tuple[StageSpec, ...]:
         tokens_per_frame, specs = 1, list[StageSpec]()
         for i, stage in enumerate(stages):
             if isinstance(stage, _PatchKwargs):
@@ -243,13 +272,19 @@ class _Resolver:
                 tokens_per_frame *= stage.patch_size
                 specs.append(PatchSpec(stage.patch_size))
             else:
-                specs.append(self._transformer(stage, width, tokens_per_frame, f"decoder_kwargs[{i}]"))
+                specs.append(
+                    self._transformer(stage, width, tokens_per_frame, f"decoder_kwargs[{i}]")
+                )
                 width = stage.output_dimension
         if width != 1:
-            raise ConfigError(f"codec config.json: decoder_kwargs end {width} wide; one sample stream is 1 wide")
+            raise ConfigError(
+                f"codec config.json: decoder_kwargs end {width} wide; one sample stream is 1 wide"
+            )
         return tuple(specs)
 
-    def _transformer(self, stage: _TransformerKwargs, width: int, tokens_per_frame: int, where: str) -> TransformerSpec:
+    def _transformer(
+        self, stage: _TransformerKwargs, width: int, tokens_per_frame: int, where: str
+    ) -> TransformerSpec:
         if stage.input_dimension != width:
             raise ConfigError(
                 f"codec config.json: {where}.input_dimension is {stage.input_dimension}, "
@@ -257,17 +292,23 @@ class _Resolver:
             )
         if stage.d_model % (2 * stage.num_heads):
             raise ConfigError(
-                f"codec config.json: {where}.num_heads {stage.num_heads} must divide d_model {stage.d_model} "
+                f"codec config.json: {where}.num_heads {stage.num_heads} must divide d_model "
+                f"{stage.d_model} "
                 "into heads of even width"
             )
-        seconds = stage.context_duration if stage.context_duration is not None else self.context_seconds
+        seconds = (
+            stage.context_duration if stage.context_duration is not None else self.context_seconds
+        )
         if seconds is None:
             raise ConfigError(
-                f"codec config.json: {where}.context_duration is missing, and so is causal_transformer_context_duration"
+                f"codec config.json: {where}.context_duration is missing, and so is "
+                "causal_transformer_context_duration"
             )
         context_tokens = round(float(self.frame_rate_hz * tokens_per_frame) * seconds)
         if context_tokens < 1:
-            raise ConfigError(f"codec config.json: {where}.context_duration {seconds} s is shorter than one token")
+            raise ConfigError(
+                f"codec config.json: {where}.context_duration {seconds} s is shorter than one token"
+            )
         return TransformerSpec(
             input_dim=stage.input_dimension,
             width=stage.d_model,
@@ -286,7 +327,9 @@ class _Resolver:
 def is_codec_config(raw: Mapping[str, object]) -> bool:
     """Whether a checkpoint's config.json belongs to this codec."""
     architectures = raw.get("architectures")
-    return raw.get("model_type") == MODEL_TYPE or (isinstance(architectures, list) and ARCHITECTURE in architectures)
+    return raw.get("model_type") == MODEL_TYPE or (
+        isinstance(architectures, list) and ARCHITECTURE in architectures
+    )
 
 
 def _check_model_type(raw: Mapping[str, object]) -> None:
@@ -298,7 +341,9 @@ def _check_model_type(raw: Mapping[str, object]) -> None:
     )
 
 
-def _check_patches(stages: Sequence[_PatchKwargs | _TransformerKwargs], stream_samples: int, where: str) -> None:
+def _check_patches(
+    stages: Sequence[_PatchKwargs | _TransformerKwargs], stream_samples: int, where: str
+) -> None:
     product = math.prod(stage.patch_size for stage in stages if isinstance(stage, _PatchKwargs))
     if product != stream_samples:
         raise ConfigError(
@@ -315,7 +360,8 @@ def _parse_stage(raw: Mapping[str, object], where: str) -> _PatchKwargs | _Trans
             return _parse(_TransformerKwargs, raw, where)
         case other:
             raise ConfigError(
-                f"codec config.json: {where}.module_type is {other!r}; it must be PatchedPretransform or Transformer"
+                f"codec config.json: {where}.module_type is {other!r}; it must be "
+                "PatchedPretransform or Transformer"
             )
 
 
@@ -331,5 +377,7 @@ def _parse(model: type[ModelT], raw: Mapping[str, object], where: str) -> ModelT
 def _dtype(name: str | None, key: str, default: str) -> torch.dtype:
     name = name or default
     if name not in _DTYPES:
-        raise ConfigError(f"codec config.json: {key} is {name!r}; it must be one of {', '.join(_DTYPES)}")
+        raise ConfigError(
+            f"codec config.json: {key} is {name!r}; it must be one of {', '.join(_DTYPES)}"
+        )
     return _DTYPES[name]

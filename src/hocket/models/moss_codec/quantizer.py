@@ -90,7 +90,9 @@ class ResidualLFQ(nn.Module):
     def build_tables(self) -> None:
         """Recompute the tables of search and decoding from the current weights."""
         for level in self.levels:
-            level.register_buffer("directions", F.normalize(level.codebook, dim=1), persistent=False)
+            level.register_buffer(
+                "directions", F.normalize(level.codebook, dim=1), persistent=False
+            )
         contributions_NVR = torch.stack([level.out_proj(level.codebook) for level in self.levels])
         lookup = F.linear(contributions_NVR, self.output_proj.weight).flatten(0, 1)
         self.register_buffer("lookup", lookup, persistent=False)

@@ -41,7 +41,9 @@ class Rotations:
     def of(cls, positions_BT: Tensor, head_dim: int, base: float) -> Rotations:
         """Angles position * base^(-2j / head_dim) of the pairs (2j, 2j+1)."""
         pairs = torch.arange(head_dim // 2, dtype=torch.float32, device=positions_BT.device)
-        return cls(positions_BT[..., None].float() * torch.exp(pairs * (-2.0 * math.log(base) / head_dim)))
+        return cls(
+            positions_BT[..., None].float() * torch.exp(pairs * (-2.0 * math.log(base) / head_dim))
+        )
 
     @cached_property
     def units(self) -> Tensor:
@@ -135,12 +137,18 @@ class CodecTransformer(nn.Module):
         super().__init__()
         self.spec = spec
         self._head_dim = spec.head_dim
-        self.input_proj = nn.Linear(spec.input_dim, spec.width, bias=False) if spec.has_input_proj else None
+        self.input_proj = (
+            nn.Linear(spec.input_dim, spec.width, bias=False) if spec.has_input_proj else None
+        )
         layers = nn.ModuleList(CodecLayer(spec, i) for i in range(spec.layers))
         self.layers = cast("Sequence[CodecLayer]", layers)
-        self.output_proj = nn.Linear(spec.width, spec.output_dim, bias=False) if spec.has_output_proj else None
+        self.output_proj = (
+            nn.Linear(spec.width, spec.output_dim, bias=False) if spec.has_output_proj else None
+        )
 
-    def forward(self, x_BTD: Tensor, rings: StageRings | None = None, pack: Packed | None = None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rings: StageRings | None = None, pack: Packed | None = None
+    ) -> Tensor:
         """[B, T, input_dim] -> [B, T, output_dim]: whole sequences, or with rings the next chunks
         of streams.
 

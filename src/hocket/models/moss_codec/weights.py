@@ -32,7 +32,11 @@ def resident_bytes(config: MossCodecConfig) -> int:
         quantizer = ResidualLFQ(config.quantizer)
         quantizer.finalize()
     folded = sum(tensor.nbytes for tensor in (*quantizer.parameters(), *quantizer.buffers()))
-    chains = (entry for entry in codec_weight_table(config) if not entry.parameter.startswith("quantizer."))
+    chains = (
+        entry
+        for entry in codec_weight_table(config)
+        if not entry.parameter.startswith("quantizer.")
+    )
     return folded + sum(prod(entry.shape) * entry.dtype.itemsize for entry in chains)
 
 
@@ -41,13 +45,17 @@ def _stage(prefix: str, spec: TransformerSpec, dtype: torch.dtype) -> Iterator[W
         name = f"{prefix}.input_proj.weight"
         yield WeightEntry(name, (name,), (spec.width, spec.input_dim), dtype)
     for layer in range(spec.layers):
-        yield from _layer(f"{prefix}.layers.{layer}", f"{prefix}.transformer.layers.{layer}", spec, dtype)
+        yield from _layer(
+            f"{prefix}.layers.{layer}", f"{prefix}.transformer.layers.{layer}", spec, dtype
+        )
     if spec.has_output_proj:
         name = f"{prefix}.output_proj.weight"
         yield WeightEntry(name, (name,), (spec.output_dim, spec.width), dtype)
 
 
-def _layer(parameter: str, stored: str, spec: TransformerSpec, dtype: torch.dtype) -> Iterator[WeightEntry]:
+def _layer(
+    parameter: str, stored: str, spec: TransformerSpec, dtype: torch.dtype
+) -> Iterator[WeightEntry]:
     width = spec.width
     linears = (
         (
@@ -67,19 +75,32 @@ def _layer(parameter: str, stored: str, spec: TransformerSpec, dtype: torch.dtyp
         for kind in ("weight", "bias"):
             name = f"norm{i}.{kind}"
             yield WeightEntry(f"{parameter}.{name}", (f"{stored}.{name}",), (width,), torch.float32)
-        yield WeightEntry(f"{parameter}.scale{i}", (f"{stored}.layer_scale_{i}.scale",), (width,), torch.float32)
+        yield WeightEntry(
+            f"{parameter}.scale{i}", (f"{stored}.layer_scale_{i}.scale",), (width,), torch.float32
+        )
 
 
 def _quantizer(config: MossCodecConfig) -> Iterator[WeightEntry]:
     spec = config.quantizer
-    yield from _projection("quantizer.input_proj", "quantizer.input_proj", spec.input_dim, spec.rvq_dim)
-    yield from _projection("quantizer.output_proj", "quantizer.output_proj", spec.rvq_dim, spec.output_dim)
+    yield from _projection(
+        "quantizer.input_proj", "quantizer.input_proj", spec.input_dim, spec.rvq_dim
+    )
+    yield from _projection(
+        "quantizer.output_proj", "quantizer.output_proj", spec.rvq_dim, spec.output_dim
+    )
     for i in range(spec.num_quantizers):
         level, stored = f"quantizer.levels.{i}", f"quantizer.quantizers.{i}"
-        yield from _projection(f"{level}.in_proj", f"{stored}.in_proj", spec.rvq_dim, spec.codebook_dim)
-        yield from _projection(f"{level}.out_proj", f"{stored}.out_proj", spec.codebook_dim, spec.rvq_dim)
+        yield from _projection(
+            f"{level}.in_proj", f"{stored}.in_proj", spec.rvq_dim, spec.codebook_dim
+        )
+        yield from _projection(
+            f"{level}.out_proj", f"{stored}.out_proj", spec.codebook_dim, spec.rvq_dim
+        )
         yield WeightEntry(
-            f"{level}.codebook", (f"{stored}.codebook.weight",), (spec.codebook_size, spec.codebook_dim), torch.float32
+            f"{level}.codebook",
+            (f"{stored}.codebook.weight",),
+            (spec.codebook_size, spec.codebook_dim),
+            torch.float32,
         )
 
 

@@ -8,7 +8,15 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from hocket.checkpoint.config_file import Id, Layers, PositiveFloat, Section, Size, config_error, same
+from hocket.checkpoint.config_file import (
+    Id,
+    Layers,
+    PositiveFloat,
+    Section,
+    Size,
+    config_error,
+    same,
+)
 from hocket.core import VoiceTraits
 from hocket.errors import ConfigError
 from hocket.models.layers.qwen3_config import Qwen3Section, Qwen3TalkerConfig
@@ -38,7 +46,9 @@ class _Depth(Section):
     @model_validator(mode="after")
     def _consistent(self) -> _Depth:
         if self.n_embd % (2 * self.n_head):
-            raise ValueError(f"{self.n_embd} channels do not split into {self.n_head} heads of an even size")
+            raise ValueError(
+                f"{self.n_embd} channels do not split into {self.n_head} heads of an even size"
+            )
         return self
 
 
@@ -137,7 +147,8 @@ class MossLocalConfig(Qwen3TalkerConfig):
     def _consistent(self) -> MossLocalConfig:
         if self.audio_pad_code < max(self.audio_codebook_sizes):
             raise ValueError(
-                f"the pad code {self.audio_pad_code} is a code of a codebook of {max(self.audio_codebook_sizes)}; "
+                f"the pad code {self.audio_pad_code} is a code of a codebook of "
+                f"{max(self.audio_codebook_sizes)}; "
                 "it must lie outside"
             )
         ids = (
@@ -146,7 +157,9 @@ class MossLocalConfig(Qwen3TalkerConfig):
             *(self.audio_user_slot_token_id, self.audio_assistant_slot_token_id),
         )
         if max(ids) >= self.vocab_size:
-            raise ValueError(f"the special id {max(ids)} lies outside the text vocabulary of {self.vocab_size}")
+            raise ValueError(
+                f"the special id {max(ids)} lies outside the text vocabulary of {self.vocab_size}"
+            )
         return self
 
     @classmethod
@@ -159,7 +172,8 @@ class MossLocalConfig(Qwen3TalkerConfig):
         model_type = raw.get("model_type")
         if model_type != MODEL_TYPE:
             raise ConfigError(
-                f"config.json has model_type {model_type!r}, not {MODEL_TYPE!r}; give a MOSS-TTS-Local v1.5 checkpoint",
+                f"config.json has model_type {model_type!r}, not {MODEL_TYPE!r}; give a "
+                "MOSS-TTS-Local v1.5 checkpoint",
                 param="model_type",
             )
         try:
@@ -172,12 +186,17 @@ class MossLocalConfig(Qwen3TalkerConfig):
         sizes = file.audio_codebook_sizes or [file.audio_vocab_size] * file.n_vq
         if len(sizes) != file.n_vq:
             raise ConfigError(
-                f"config.json: audio_codebook_sizes lists {len(sizes)} codebooks, but n_vq is {file.n_vq}",
+                f"config.json: audio_codebook_sizes lists {len(sizes)} codebooks, but n_vq is "
+                f"{file.n_vq}",
                 param="audio_codebook_sizes",
             )
-        pad_code = file.audio_pad_token_id if file.audio_pad_token_id is not None else file.audio_pad_code
+        pad_code = (
+            file.audio_pad_token_id if file.audio_pad_token_id is not None else file.audio_pad_code
+        )
         if pad_code is None:
-            raise ConfigError("config.json: audio_pad_token_id is missing", param="audio_pad_token_id")
+            raise ConfigError(
+                "config.json: audio_pad_token_id is missing", param="audio_pad_token_id"
+            )
         backbone, depth = file.backbone, file.gpt2_config
         return cls(
             backbone=backbone.dimensions,

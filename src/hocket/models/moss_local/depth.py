@@ -50,7 +50,9 @@ class DepthBlock(QuantizableBlock):
         """Attention [B, P, D] of a whole frame's positions, differentiable."""
         qkv_BP3HK = torch.unflatten(qkv_BPE, -1, (3, self.heads, -1))
         q_BHPK, k_BHPK = rotate_pairs(qkv_BP3HK[:, :, :2], rope).transpose(1, 3).unbind(2)
-        out_BHPK = F.scaled_dot_product_attention(q_BHPK, k_BHPK, qkv_BP3HK[:, :, 2].transpose(1, 2), is_causal=True)
+        out_BHPK = F.scaled_dot_product_attention(
+            q_BHPK, k_BHPK, qkv_BP3HK[:, :, 2].transpose(1, 2), is_causal=True
+        )
         return out_BHPK.transpose(1, 2).flatten(2)
 
 
@@ -68,7 +70,9 @@ class DepthTransformer(nn.Module):
         super().__init__()
         self.config = config
         self._head_dim = config.head_dim
-        self.blocks = cast("Sequence[DepthBlock]", nn.ModuleList(DepthBlock(config) for _ in range(config.layers)))
+        self.blocks = cast(
+            "Sequence[DepthBlock]", nn.ModuleList(DepthBlock(config) for _ in range(config.layers))
+        )
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
 
     def new_cache(self, batch: int, dtype: torch.dtype, device: torch.device) -> DepthCache:
@@ -88,7 +92,9 @@ class DepthTransformer(nn.Module):
         cos_K, sin_K = cache.rope.cos[position], cache.rope.sin[position]
 
         def attend(qkv_BE: Tensor | Scaled, _: DepthBlock, layer: int) -> Tensor:
-            return ops.depth_attention(qkv_BE, cos_K, sin_K, cache.keys[layer], cache.values[layer], position)
+            return ops.depth_attention(
+                qkv_BE, cos_K, sin_K, cache.keys[layer], cache.values[layer], position
+            )
 
         return self._run(x_BD, attend)
 
@@ -104,10 +110,14 @@ class DepthTransformer(nn.Module):
         delta: Tensor | Scaled | None = None
         for layer, block in enumerate(self.blocks):
             norm = block.attention_norm
-            x, h = ops.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps, takes_fp8(block.qkv_proj))
+            x, h = ops.add_layer_norm(
+                x, delta, norm.weight, norm.bias, norm.eps, takes_fp8(block.qkv_proj)
+            )
             delta = block.o_proj(attend(block.qkv_proj(h), block, layer))
             norm = block.mlp_norm
-            x, h = ops.add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps, takes_fp8(block.up_proj))
+            x, h = ops.add_layer_norm(
+                x, delta, norm.weight, norm.bias, norm.eps, takes_fp8(block.up_proj)
+            )
             delta = block.down_proj(ops.silu(block.up_proj(h), takes_fp8(block.down_proj)))
         out = ops.add_layer_norm(x, delta, self.norm.weight, self.norm.bias, self.norm.eps)[1]
         assert isinstance(out, Tensor)
@@ -115,4 +125,6 @@ class DepthTransformer(nn.Module):
 
     def _rope(self, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTables:
         config = self.config
-        return pair_rope_tables(torch.arange(positions, device=device), self._head_dim, config.rope_base, dtype)
+        return pair_rope_tables(
+            torch.arange(positions, device=device), self._head_dim, config.rope_base, dtype
+        )

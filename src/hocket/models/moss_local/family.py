@@ -56,7 +56,8 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
         facts={
             "text_vocabulary": config.vocab_size,
             "backbone_shape": config.backbone.description,
-            "depth_shape": f"{depth.layers} layers, width {depth.hidden_size}, FFN {depth.intermediate_size}, "
+            "depth_shape": f"{depth.layers} layers, width {depth.hidden_size}, "
+            f"FFN {depth.intermediate_size}, "
             f"{depth.heads} heads x {depth.head_dim}, RoPE base {depth.rope_base:g}",
         },
     )

@@ -17,7 +17,9 @@ from hocket.text.tokenizer import TextTokenizer
 class MossLocalPrompt:
     """Builds prompts; holds what never changes between requests."""
 
-    takes = frozenset({"language", "instruction", "quality", "sound_event", "ambient_sound", "tokens", "join"})
+    takes = frozenset(
+        {"language", "instruction", "quality", "sound_event", "ambient_sound", "tokens", "join"}
+    )
 
     def __init__(self, config: MossLocalConfig, tokenizer: TextTokenizer) -> None:
         self._config = config
@@ -26,7 +28,11 @@ class MossLocalPrompt:
         # token forms across the border of two pieces.
         encode = tokenizer.encode
         self._n_vq = config.n_vq
-        self._head = [config.im_start_token_id, *encode("user\n"), *encode("<user_inst>\n- Reference(s):\n")]
+        self._head = [
+            config.im_start_token_id,
+            *encode("user\n"),
+            *encode("<user_inst>\n- Reference(s):\n"),
+        ]
         self._no_reference = encode("None")
         self._turn = [
             *encode("\n</user_inst>"),
@@ -55,13 +61,23 @@ class MossLocalPrompt:
         codes do not fit the model.
         """
         config = self._config
-        codes_FN = [self._checked(codes, number) for number, codes in enumerate(references, start=1)]
+        codes_FN = [
+            self._checked(codes, number) for number, codes in enumerate(references, start=1)
+        ]
         fields = self._tokenizer.encode(_fields(request))
         if request.reference_text is not None:
             (prefix_FN,) = codes_FN
             text = join_texts(request.reference_text, request.text, request.join)
-            ids = [*self._head, *self._no_reference, *fields, *self._tokenizer.encode(text), *self._turn]
-            return PromptRows(np.concatenate([self._text_rows(ids), self.frame_rows(prefix_FN)]), prefix_FN)
+            ids = [
+                *self._head,
+                *self._no_reference,
+                *fields,
+                *self._tokenizer.encode(text),
+                *self._turn,
+            ]
+            return PromptRows(
+                np.concatenate([self._text_rows(ids), self.frame_rows(prefix_FN)]), prefix_FN
+            )
 
         parts = [self._text_rows(self._head if codes_FN else self._head + self._no_reference)]
         for reference_FN in codes_FN:
@@ -100,11 +116,14 @@ class MossLocalPrompt:
                 param="reference",
             )
         codes_FN = codes[:, :n_vq]
-        outside_FN = (codes_FN < 0) | (codes_FN >= np.array(self._config.audio_codebook_sizes[:n_vq]))
+        outside_FN = (codes_FN < 0) | (
+            codes_FN >= np.array(self._config.audio_codebook_sizes[:n_vq])
+        )
         if outside_FN.any():
             frame, codebook = np.argwhere(outside_FN)[0]
             raise InvalidRequestError(
-                f"reference {number}: code {codes_FN[frame, codebook]} in codebook {codebook} of frame {frame}; "
+                f"reference {number}: code {codes_FN[frame, codebook]} in codebook {codebook} of "
+                f"frame {frame}; "
                 f"this model's codes are 0 to {self._config.audio_codebook_sizes[codebook] - 1}",
                 param="reference",
             )
@@ -121,5 +140,7 @@ def _fields(request: SpeechRequest) -> str:
         "Ambient Sound": request.ambient_sound,
         "Language": request.language,
     }
-    lines = "".join(f"- {name}:\n{(value or '').strip() or 'None'}\n" for name, value in values.items())
+    lines = "".join(
+        f"- {name}:\n{(value or '').strip() or 'None'}\n" for name, value in values.items()
+    )
     return f"\n{lines}- Text:\n"

@@ -39,7 +39,9 @@ class MossLocalTalker(Talker):
 
     def codebook(self, k: int) -> Tensor:
         """Table [V_k, D] of codebook k, a view; it embeds codes and scores them."""
-        return self.audio_embedding.weight.narrow(0, self._offsets[k], self.config.audio_codebook_sizes[k])
+        return self.audio_embedding.weight.narrow(
+            0, self._offsets[k], self.config.audio_codebook_sizes[k]
+        )
 
     def embed(self, rows_BTR: Tensor, voice_BD: Tensor | None = None) -> Tensor:
         """Backbone inputs [B, T, D] of int64 rows [B, T, R]; a pad code contributes nothing.
@@ -98,7 +100,9 @@ class MossLocalTalker(Talker):
                 y_BD = self.depth.step(x_BD, k, cache)
             seen_BV = None if seen_BNV is None else seen_BNV[:, k, :size]
             logits_BV = self.code_logits(y_BD, k)
-            code_B, x_BD = ops.draw_and_embed(logits_BV, sampling.codes, noise, k, self.codebook(k), seen_BV)
+            code_B, x_BD = ops.draw_and_embed(
+                logits_BV, sampling.codes, noise, k, self.codebook(k), seen_BV
+            )
             codes.append(code_B)
         return stop_B, torch.stack(codes, -1)
 

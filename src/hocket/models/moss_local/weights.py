@@ -50,4 +50,6 @@ def talker_weight_table(config: MossLocalConfig, dtype: torch.dtype) -> list[Wei
 
 def tied_copies(config: MossLocalConfig) -> frozenset[str]:
     """Stored tensors that are not read; the official class overwrites them with the embeddings."""
-    return frozenset({"text_lm_head.weight", *(f"audio_lm_heads.{k}.weight" for k in range(config.n_vq))})
+    return frozenset(
+        {"text_lm_head.weight", *(f"audio_lm_heads.{k}.weight" for k in range(config.n_vq))}
+    )

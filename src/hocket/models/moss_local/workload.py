@@ -36,7 +36,9 @@ class ContinuationPrompt(WorkloadPrompt):
     ) -> PromptRows:
         config = self._config
         (prefix_FN,) = references
-        text = np.concatenate([self._template, self.words(request.seed, len(request.text), config.vocab_size)])
+        text = np.concatenate(
+            [self._template, self.words(request.seed, len(request.text), config.vocab_size)]
+        )
         rows = np.full((len(text), 1 + config.n_vq), config.audio_pad_code, np.int64)
         rows[:, 0] = text
         audio = np.insert(prefix_FN, 0, config.audio_assistant_slot_token_id, axis=1)

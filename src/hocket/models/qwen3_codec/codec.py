@@ -52,7 +52,9 @@ class Qwen3Codec(Codec):
         return StateSpec((ring,), self.encoder.tail_layout.elements, torch.float32)
 
     @torch.inference_mode()
-    def decode(self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None) -> Tensor:
+    def decode(
+        self, codes_BTN: Tensor, state: CodecState, rows_B: Tensor, counts_B: Tensor | None = None
+    ) -> Tensor:
         # Reading values back would make a CUDA caller wait; there, codes come from the sampler.
         self._check_codes(codes_BTN, 3, check_values=codes_BTN.device.type == "cpu")
         batch, frames, _ = codes_BTN.shape
@@ -89,7 +91,9 @@ class Qwen3Codec(Codec):
         ring = rings.window(state.padded(rows_B, None, frames))
         tails = TailWindow.open(state.tails, rows_B, offsets_B, counts_B)
         end = None if lengths_B is None else RecordingEnd(lengths_B, samples_BCS.shape[-1])
-        codes_BTN = self.encoder(samples_BCS, n_codebooks, EncoderWindow(ring, rings.layers, tails, end))
+        codes_BTN = self.encoder(
+            samples_BCS, n_codebooks, EncoderWindow(ring, rings.layers, tails, end)
+        )
         tails.close(state.tails, rows_B)
         state.advance(rows_B, frames if counts_B is None else counts_B)
         return codes_BTN
@@ -98,7 +102,15 @@ class Qwen3Codec(Codec):
     def ring_stages(self) -> list[RingStage]:
         """The one transformer, at the frame rate."""
         spec = self.config.decoder.transformer
-        return [RingStage(self.decoder.transformer, self.config.decoder.ring, spec.width, spec.ffn_dim, spec.rope_base)]
+        return [
+            RingStage(
+                self.decoder.transformer,
+                self.config.decoder.ring,
+                spec.width,
+                spec.ffn_dim,
+                spec.rope_base,
+            )
+        ]
 
     @property
     def convolutions(self) -> list[ConvShape]:
@@ -109,14 +121,19 @@ class Qwen3Codec(Codec):
         shapes, positions = list[ConvShape](), prod(spec.latent_strides)
         for i, stride in enumerate(spec.strides):
             channels, positions = spec.width // 2 ** (i + 1), positions * stride
-            shapes += [ConvShape(channels, KERNEL, DILATIONS[-1], positions), ConvShape(channels, 1, 1, positions)]
+            shapes += [
+                ConvShape(channels, KERNEL, DILATIONS[-1], positions),
+                ConvShape(channels, 1, 1, positions),
+            ]
         return [*shapes, ConvShape(spec.latent_dim, KERNEL, 1, 1, is_depthwise=True)]
 
     # Internals
 
     def _check_room(self, state: CodecState, rows_B: Tensor, counts: Tensor | int) -> None:
         """Raise InvalidRequestError where a recording outgrows the context of its row."""
-        if rows_B.device.type != "cpu":  # reading values would wait for the device; the caller has checked
+        if (
+            rows_B.device.type != "cpu"
+        ):  # reading values would wait for the device; the caller has checked
             return
         (rings,) = state.stages
         assert rings is not None
@@ -124,5 +141,6 @@ class Qwen3Codec(Codec):
         longest = int((state.offsets[rows_B] + counts).max())
         if longest > limit:
             raise InvalidRequestError(
-                f"the recording has {longest} frames so far, this state holds {limit}; encode it whole, or cut it"
+                f"the recording has {longest} frames so far, this state holds {limit}; encode it "
+                "whole, or cut it"
             )

@@ -15,7 +15,14 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from hocket.checkpoint.config_file import Layers, PositiveFloat, RopeSection, Section, Size, read_file
+from hocket.checkpoint.config_file import (
+    Layers,
+    PositiveFloat,
+    RopeSection,
+    Section,
+    Size,
+    read_file,
+)
 from hocket.errors import ConfigError
 from hocket.models.layers.codec_state import RingSpec
 
@@ -42,16 +49,23 @@ class _Attention(Section):
     @property
     def rope_bases(self) -> list[float]:
         """RoPE bases under all names that a file may use."""
-        nested = [rope.rope_theta for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
+        nested = [
+            rope.rope_theta
+            for rope in (self.rope_parameters, self.rope_scaling)
+            if rope is not None
+        ]
         return [base for base in (self.rope_theta, *nested) if base is not None]
 
     @model_validator(mode="after")
     def _heads(self) -> _Attention:
         if len(set(self.rope_bases)) > 1:
-            raise ValueError(f"rope_theta is given as {' and '.join(map(str, self.rope_bases))}; keep one value")
+            raise ValueError(
+                f"rope_theta is given as {' and '.join(map(str, self.rope_bases))}; keep one value"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"{self.num_attention_heads} heads do not share {self.num_key_value_heads} kv heads evenly"
+                f"{self.num_attention_heads} heads do not share {self.num_key_value_heads} kv "
+                "heads evenly"
             )
         return self
 
@@ -83,9 +97,13 @@ class _Decoder(_Attention):
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, but rotary positions need pairs")
         if self.codebook_dim % 2:
-            raise ValueError(f"codebook_dim {self.codebook_dim} is odd, but entries are half as wide")
+            raise ValueError(
+                f"codebook_dim {self.codebook_dim} is odd, but entries are half as wide"
+            )
         if self.decoder_dim % 2 ** len(self.upsample_rates):
-            raise ValueError(f"decoder_dim {self.decoder_dim} cannot be halved {len(self.upsample_rates)} times")
+            raise ValueError(
+                f"decoder_dim {self.decoder_dim} cannot be halved {len(self.upsample_rates)} times"
+            )
         return self
 
 
@@ -116,16 +134,22 @@ class _Encoder(_Attention):
     @model_validator(mode="after")
     def _widths(self) -> _Encoder:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} heads")
+            raise ValueError(
+                f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} "
+                "heads"
+            )
         if (self.head_dim or self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError("head_dim is odd, but rotary positions need pairs")
         if self.codebook_dim != self.vector_quantization_hidden_dimension:
             raise ValueError(
-                f"codebook_dim {self.codebook_dim} differs from vector_quantization_hidden_dimension "
+                f"codebook_dim {self.codebook_dim} differs from "
+                "vector_quantization_hidden_dimension "
                 f"{self.vector_quantization_hidden_dimension}"
             )
         if self.num_filters % self.compress:
-            raise ValueError(f"compress {self.compress} does not divide num_filters {self.num_filters}")
+            raise ValueError(
+                f"compress {self.compress} does not divide num_filters {self.num_filters}"
+            )
         return self
 
 
@@ -142,8 +166,16 @@ class _TopLevel(Section):
     def _halves_agree(self) -> _TopLevel:
         encoder, decoder = self.encoder_config, self.decoder_config
         for name, one, other in (
-            ("input_sample_rate and output_sample_rate", self.input_sample_rate, self.output_sample_rate),
-            ("input_sample_rate and encoder_config.sampling_rate", self.input_sample_rate, encoder.sampling_rate),
+            (
+                "input_sample_rate and output_sample_rate",
+                self.input_sample_rate,
+                self.output_sample_rate,
+            ),
+            (
+                "input_sample_rate and encoder_config.sampling_rate",
+                self.input_sample_rate,
+                encoder.sampling_rate,
+            ),
             (
                 "encode_downsample_rate and decode_upsample_rate",
                 self.encode_downsample_rate,
@@ -164,7 +196,11 @@ class _TopLevel(Section):
                 self.encoder_valid_num_quantizers,
                 decoder.num_quantizers,
             ),
-            ("the codebook_size of encoder and decoder", encoder.codebook_size, decoder.codebook_size),
+            (
+                "the codebook_size of encoder and decoder",
+                encoder.codebook_size,
+                decoder.codebook_size,
+            ),
         ):
             if one != other:
                 raise ValueError(f"{name} must be equal, got {one} and {other}")
@@ -306,7 +342,9 @@ def _decoder(section: _Decoder) -> DecoderSpec:
         codebook_size=section.codebook_size,
         quantizer_dim=section.codebook_dim,
         latent_dim=section.latent_dim,
-        transformer=_transformer(section, section.head_dim, section.rms_norm_eps, section.sliding_window, 1),
+        transformer=_transformer(
+            section, section.head_dim, section.rms_norm_eps, section.sliding_window, 1
+        ),
         latent_strides=tuple(section.upsampling_ratios),
         width=section.decoder_dim,
         strides=tuple(section.upsample_rates),
@@ -338,7 +376,11 @@ def _encoder(section: _Encoder, n_codebooks: int) -> EncoderSpec:
 
 
 def _transformer(
-    section: _Attention, head_dim: int, norm_eps: float, context_tokens: int | None, tokens_per_frame: int
+    section: _Attention,
+    head_dim: int,
+    norm_eps: float,
+    context_tokens: int | None,
+    tokens_per_frame: int,
 ) -> TransformerSpec:
     return TransformerSpec(
         layers=section.num_hidden_layers,

@@ -60,7 +60,9 @@ class TailWindow:
     counts_B: Tensor | None
 
     @classmethod
-    def open(cls, tails_RE: Tensor, rows_B: Tensor, offsets_B: Tensor, counts_B: Tensor | None) -> TailWindow:
+    def open(
+        cls, tails_RE: Tensor, rows_B: Tensor, offsets_B: Tensor, counts_B: Tensor | None
+    ) -> TailWindow:
         begins_B = offsets_B == 0
         # No product with 0, because the memory may hold NaN.
         old_BE = tails_RE[rows_B].masked_fill_(begins_B[:, None], 0.0)

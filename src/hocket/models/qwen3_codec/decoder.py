@@ -21,7 +21,12 @@ from hocket.models.layers.codec_state import CodecState
 from hocket.models.qwen3_codec.config import DecoderSpec
 from hocket.models.qwen3_codec.conv import TailLayout
 from hocket.models.qwen3_codec.decoder_transformer import DecoderTransformer
-from hocket.models.qwen3_codec.packed_conv import DepthwiseConv, PackedConv, SnakeBeta, UpsamplingConv
+from hocket.models.qwen3_codec.packed_conv import (
+    DepthwiseConv,
+    PackedConv,
+    SnakeBeta,
+    UpsamplingConv,
+)
 from hocket.models.qwen3_codec.quantizer import Dequantizer
 
 #: Kernels and dilations come from the official class; the file has none.
@@ -52,7 +57,9 @@ class ConvNeXt(nn.Module):
 class LatentUpsampling(nn.Module):
     """Upsamples latents at constant width."""
 
-    def __init__(self, layout: TailLayout, channels: int, stride: int, tokens_per_frame: int) -> None:
+    def __init__(
+        self, layout: TailLayout, channels: int, stride: int, tokens_per_frame: int
+    ) -> None:
         super().__init__()
         self.conv = UpsamplingConv(layout, channels, channels, stride, stride, tokens_per_frame)
         self.block = ConvNeXt(layout, channels, tokens_per_frame * stride)
@@ -64,10 +71,14 @@ class LatentUpsampling(nn.Module):
 class ResidualUnit(nn.Module):
     """Adds two convolutions to its input, each after a Snake; `snake1` is applied by the caller."""
 
-    def __init__(self, layout: TailLayout, channels: int, dilation: int, tokens_per_frame: int) -> None:
+    def __init__(
+        self, layout: TailLayout, channels: int, dilation: int, tokens_per_frame: int
+    ) -> None:
         super().__init__()
         self.snake1 = SnakeBeta(channels)
-        self.conv1 = PackedConv(layout, channels, channels, KERNEL, tokens_per_frame, dilation=dilation)
+        self.conv1 = PackedConv(
+            layout, channels, channels, KERNEL, tokens_per_frame, dilation=dilation
+        )
         self.snake2 = SnakeBeta(channels)
         self.conv2 = PackedConv(layout, channels, channels, 1, tokens_per_frame)
 
@@ -76,31 +87,50 @@ class ResidualUnit(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The unit's output, and `snake` applied to it."""
         return self.conv2.with_activation(
-            self.conv1.activated(activated_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC
+            self.conv1.activated(activated_MC, pack, tails_RE, self.snake2),
+            pack,
+            tails_RE,
+            snake,
+            x_MC,
         )
 
-    def last(self, x_MC: Tensor, activated_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
+    def last(
+        self, x_MC: Tensor, activated_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta
+    ) -> Tensor:
         """`snake` applied to the output, without the output itself."""
         return self.conv2.activated(
-            self.conv1.activated(activated_MC, pack, tails_RE, self.snake2), pack, tails_RE, snake, x_MC
+            self.conv1.activated(activated_MC, pack, tails_RE, self.snake2),
+            pack,
+            tails_RE,
+            snake,
+            x_MC,
         )
 
 
 class UpsamplingBlock(nn.Module):
     """Upsamples tokens by `stride` and halves the width; the caller has applied `snake`."""
 
-    def __init__(self, layout: TailLayout, channels: int, stride: int, tokens_per_frame: int) -> None:
+    def __init__(
+        self, layout: TailLayout, channels: int, stride: int, tokens_per_frame: int
+    ) -> None:
         super().__init__()
         self.snake = SnakeBeta(channels)
-        self.conv = UpsamplingConv(layout, channels, channels // 2, 2 * stride, stride, tokens_per_frame)
+        self.conv = UpsamplingConv(
+            layout, channels, channels // 2, 2 * stride, stride, tokens_per_frame
+        )
         units = nn.ModuleList(
-            ResidualUnit(layout, channels // 2, dilation, tokens_per_frame * stride) for dilation in DILATIONS
+            ResidualUnit(layout, channels // 2, dilation, tokens_per_frame * stride)
+            for dilation in DILATIONS
         )
         self.units = cast("Sequence[ResidualUnit]", units)
 
-    def forward(self, activated_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta) -> Tensor:
+    def forward(
+        self, activated_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta
+    ) -> Tensor:
         """`snake` applied to the block's output."""
-        x_MC, activated_MC = self.conv.with_activation(activated_MC, pack, tails_RE, self.units[0].snake1)
+        x_MC, activated_MC = self.conv.with_activation(
+            activated_MC, pack, tails_RE, self.units[0].snake1
+        )
         for unit, following in pairwise(self.units):
             x_MC, activated_MC = unit(x_MC, activated_MC, pack, tails_RE, following.snake1)
         return self.units[-1].last(x_MC, activated_MC, pack, tails_RE, snake)

@@ -40,7 +40,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.spec = spec
         self.norm1 = RMSNorm(spec.width, spec.norm_eps)
-        self.qkv_proj = nn.Linear(spec.width, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, bias=False)
+        self.qkv_proj = nn.Linear(
+            spec.width, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, bias=False
+        )
         self.out_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=False)
         self.scale1 = nn.Parameter(torch.empty(spec.width))
         self.norm2 = RMSNorm(spec.width, spec.norm_eps)
@@ -58,7 +60,10 @@ class DecoderLayer(nn.Module):
         turning, value_GKD = heads_HKD.tensor_split([spec.heads + spec.kv_heads])
         paired = turning.view(len(turning), 2, -1, spec.width).transpose(1, 2).flatten(1, 2)
         query_HKD, key_GKD = paired.tensor_split([spec.heads])
-        own = [x_GKD.repeat_interleave(spec.heads // spec.kv_heads, 0) for x_GKD in (key_GKD, value_GKD)]
+        own = [
+            x_GKD.repeat_interleave(spec.heads // spec.kv_heads, 0)
+            for x_GKD in (key_GKD, value_GKD)
+        ]
         weight = torch.cat([query_HKD, *own]).flatten(0, 1)
         self.qkv_proj.weight = nn.Parameter(weight, requires_grad=False)
 
@@ -69,7 +74,9 @@ class DecoderTransformer(nn.Module):
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.layers = cast("Sequence[DecoderLayer]", nn.ModuleList(DecoderLayer(spec) for _ in range(spec.layers)))
+        self.layers = cast(
+            "Sequence[DecoderLayer]", nn.ModuleList(DecoderLayer(spec) for _ in range(spec.layers))
+        )
 
     def finalize(self) -> None:
         for layer in self.layers:
@@ -85,7 +92,9 @@ class DecoderTransformer(nn.Module):
         following = [*(layer.norm1 for layer in layers[1:]), norm]
         x_MD, h_MD = _join(x_MD.float(), None, None, layers[0].norm1, dtype)
         for index, layer in enumerate(layers):
-            delta_MD = layer.out_proj(_attend(layer.qkv_proj(h_MD), cos_sin_MK, window, rings.layers[index]))
+            delta_MD = layer.out_proj(
+                _attend(layer.qkv_proj(h_MD), cos_sin_MK, window, rings.layers[index])
+            )
             x_MD, h_MD = _join(x_MD, delta_MD, layer.scale1, layer.norm2, dtype)
             x_MD, h_MD = _join(x_MD, layer.mlp(h_MD), layer.scale2, following[index], dtype)
         return h_MD

@@ -42,7 +42,9 @@ class RecordingEnd:
         if not replicate:
             return x_BCT.masked_fill(over_BT[:, None], 0.0)
         last_B11 = (valid_B - 1).clamp(min=0)[:, None, None]
-        return torch.where(over_BT[:, None], x_BCT.gather(2, last_B11.expand(-1, x_BCT.shape[1], 1)), x_BCT)
+        return torch.where(
+            over_BT[:, None], x_BCT.gather(2, last_B11.expand(-1, x_BCT.shape[1], 1)), x_BCT
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,14 @@ class EncoderWindow:
 
 
 class ResidualUnit(nn.Module):
-    def __init__(self, layout: TailLayout, spec: EncoderSpec, channels: int, dilation: int, tokens: int) -> None:
+    def __init__(
+        self, layout: TailLayout, spec: EncoderSpec, channels: int, dilation: int, tokens: int
+    ) -> None:
         super().__init__()
         hidden = channels // spec.compress
-        self.conv1 = CausalConv(layout, channels, hidden, spec.residual_kernel, tokens, dilation=dilation)
+        self.conv1 = CausalConv(
+            layout, channels, hidden, spec.residual_kernel, tokens, dilation=dilation
+        )
         self.conv2 = CausalConv(layout, hidden, channels, 1, tokens)
 
     def forward(self, x_BCT: Tensor, tails: TailWindow) -> Tensor:
@@ -76,10 +82,13 @@ class ResidualUnit(nn.Module):
 class DownsamplingBlock(nn.Module):
     """Downsamples tokens by `stride` and doubles the width."""
 
-    def __init__(self, layout: TailLayout, spec: EncoderSpec, channels: int, stride: int, tokens: int) -> None:
+    def __init__(
+        self, layout: TailLayout, spec: EncoderSpec, channels: int, stride: int, tokens: int
+    ) -> None:
         super().__init__()
         self.units = nn.ModuleList(
-            ResidualUnit(layout, spec, channels, spec.dilation_growth**i, tokens) for i in range(spec.residual_layers)
+            ResidualUnit(layout, spec, channels, spec.dilation_growth**i, tokens)
+            for i in range(spec.residual_layers)
         )
         self.conv = CausalConv(layout, channels, 2 * channels, 2 * stride, tokens, stride=stride)
 
@@ -105,7 +114,14 @@ class CodecEncoder(nn.Module):
         self.latent_conv = CausalConv(layout, channels, width, spec.last_kernel, tokens)
         self.transformer = EncoderTransformer(spec.transformer)
         self.frame_conv = CausalConv(
-            layout, width, width, 2 * spec.last_stride, tokens, stride=spec.last_stride, bias=False, replicate=True
+            layout,
+            width,
+            width,
+            2 * spec.last_stride,
+            tokens,
+            stride=spec.last_stride,
+            bias=False,
+            replicate=True,
         )
         self.quantizer = Quantizer(spec)
 

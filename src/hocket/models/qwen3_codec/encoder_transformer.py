@@ -44,7 +44,9 @@ class TransformerLayer(nn.Module):
         self.index = index
         self.heads, self.kv_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
         self.norm1 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        self.qkv_proj = nn.Linear(spec.width, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, bias=False)
+        self.qkv_proj = nn.Linear(
+            spec.width, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, bias=False
+        )
         self.out_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=False)
         self.scale1 = nn.Parameter(torch.empty(spec.width))
         self.norm2 = nn.LayerNorm(spec.width, eps=spec.norm_eps)
@@ -52,7 +54,9 @@ class TransformerLayer(nn.Module):
         self.scale2 = nn.Parameter(torch.empty(spec.width))
 
     def forward(self, x_BTD: Tensor, plan: AttentionPlan) -> Tensor:
-        x_BTD = x_BTD + self.scale1 * self.out_proj(self._attend(self.qkv_proj(self.norm1(x_BTD)), plan))
+        x_BTD = x_BTD + self.scale1 * self.out_proj(
+            self._attend(self.qkv_proj(self.norm1(x_BTD)), plan)
+        )
         return x_BTD + self.scale2 * self.mlp(self.norm2(x_BTD))
 
     def _attend(self, qkv_BTE: Tensor, plan: AttentionPlan) -> Tensor:
@@ -82,7 +86,9 @@ class EncoderTransformer(nn.Module):
 
     def forward(self, x_BTD: Tensor, window: RingWindow, layers: tuple[RingKV, ...]) -> Tensor:
         spec = self.spec
-        rope = half_rope_tables(window.positions[..., None], spec.head_dim, spec.rope_base, x_BTD.dtype)
+        rope = half_rope_tables(
+            window.positions[..., None], spec.head_dim, spec.rope_base, x_BTD.dtype
+        )
         plan = AttentionPlan(rope, window, layers)
         for layer in self.layers:
             x_BTD = layer(x_BTD, plan)

@@ -39,7 +39,9 @@ class SnakeBeta(nn.Module):
     def finalize(self) -> None:
         """Replace the logarithms; once, after loading."""
         self.rate = nn.Parameter(self.alpha.detach().exp(), requires_grad=False)
-        self.gain = nn.Parameter(1 / (self.beta.detach().exp() + MIN_SNAKE_BETA), requires_grad=False)
+        self.gain = nn.Parameter(
+            1 / (self.beta.detach().exp() + MIN_SNAKE_BETA), requires_grad=False
+        )
         del self.alpha, self.beta
 
 
@@ -64,13 +66,19 @@ class PackedConv(nn.Module):
     ) -> None:
         super().__init__()
         self.dilation, self.out_channels = dilation, out_channels
-        self.tail = layout.add(in_channels, (kernel - 1) * dilation, tokens_per_frame) if kernel > 1 else None
+        self.tail = (
+            layout.add(in_channels, (kernel - 1) * dilation, tokens_per_frame)
+            if kernel > 1
+            else None
+        )
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, kernel))
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def finalize(self) -> None:
         """Lay the weights out for the product; once, after loading."""
-        self.filters = nn.Parameter(self.weight.detach().permute(2, 1, 0).contiguous(), requires_grad=False)
+        self.filters = nn.Parameter(
+            self.weight.detach().permute(2, 1, 0).contiguous(), requires_grad=False
+        )
         del self.weight
 
     def forward(self, x_MC: Tensor, pack: Packed, tails_RE: Tensor) -> Tensor:
@@ -80,7 +88,12 @@ class PackedConv(nn.Module):
         return out
 
     def activated(
-        self, x_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta, residual: Tensor | None = None
+        self,
+        x_MC: Tensor,
+        pack: Packed,
+        tails_RE: Tensor,
+        snake: SnakeBeta,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """`snake` applied to the convolution plus `residual`: [M, O]."""
         _, activated = self._run(x_MC, pack, tails_RE, residual, snake, keep=False)
@@ -88,7 +101,12 @@ class PackedConv(nn.Module):
         return activated
 
     def with_activation(
-        self, x_MC: Tensor, pack: Packed, tails_RE: Tensor, snake: SnakeBeta, residual: Tensor | None = None
+        self,
+        x_MC: Tensor,
+        pack: Packed,
+        tails_RE: Tensor,
+        snake: SnakeBeta,
+        residual: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The convolution plus `residual`, and `snake` applied to it: [M, O] each."""
         out, activated = self._run(x_MC, pack, tails_RE, residual, snake, keep=True)
@@ -115,7 +133,9 @@ class PackedConv(nn.Module):
             ops.keep_tail(x_MC, pack, tails_RPC)
         # A transposed convolution makes several tokens of each.
         shape = (-1, self.out_channels)
-        return None if out is None else out.view(shape), None if activated is None else activated.view(shape)
+        return None if out is None else out.view(
+            shape
+        ), None if activated is None else activated.view(shape)
 
 
 class UpsamplingConv(PackedConv):
@@ -126,7 +146,13 @@ class UpsamplingConv(PackedConv):
     """
 
     def __init__(
-        self, layout: TailLayout, in_channels: int, out_channels: int, kernel: int, stride: int, tokens_per_frame: int
+        self,
+        layout: TailLayout,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        stride: int,
+        tokens_per_frame: int,
     ) -> None:
         # An input contributes to `kernel` outputs, hence the number of inputs behind an output.
         super().__init__(layout, in_channels, out_channels, -(-kernel // stride), tokens_per_frame)
@@ -141,7 +167,9 @@ class UpsamplingConv(PackedConv):
         """
         reach = -(-self.weight.shape[2] // self.stride)
         weight_COK = F.pad(self.weight.detach(), (0, reach * self.stride - self.weight.shape[2]))
-        by_tap_PCSO = weight_COK.view(*weight_COK.shape[:2], reach, self.stride).permute(2, 0, 3, 1).flip(0)
+        by_tap_PCSO = (
+            weight_COK.view(*weight_COK.shape[:2], reach, self.stride).permute(2, 0, 3, 1).flip(0)
+        )
         self.filters = nn.Parameter(by_tap_PCSO.flatten(2).contiguous(), requires_grad=False)
         del self.weight
 
@@ -152,7 +180,9 @@ class DepthwiseConv(nn.Module):
     #: [kernel, channels]
     filters: nn.Parameter
 
-    def __init__(self, layout: TailLayout, channels: int, kernel: int, tokens_per_frame: int) -> None:
+    def __init__(
+        self, layout: TailLayout, channels: int, kernel: int, tokens_per_frame: int
+    ) -> None:
         super().__init__()
         self.tail = layout.add(channels, kernel - 1, tokens_per_frame)
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel))
@@ -160,7 +190,9 @@ class DepthwiseConv(nn.Module):
 
     def finalize(self) -> None:
         """Lay the weights out for the operation; once, after loading."""
-        self.filters = nn.Parameter(self.weight.detach()[:, 0].t().contiguous(), requires_grad=False)
+        self.filters = nn.Parameter(
+            self.weight.detach()[:, 0].t().contiguous(), requires_grad=False
+        )
         del self.weight
 
     def forward(self, x_MC: Tensor, pack: Packed, tails_RE: Tensor) -> Tensor:

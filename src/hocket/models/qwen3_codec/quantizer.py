@@ -73,8 +73,12 @@ class Quantizer(nn.Module):
         width = spec.transformer.width
         self.codebooks = StoredCodebooks(spec.n_codebooks, spec.codebook_size, spec.entry_dim)
         # A latent as wide as the entries is not projected (spec/qwen3 10; Mimi's official class).
-        self.semantic_proj = nn.Parameter(torch.empty(spec.entry_dim, width)) if width != spec.entry_dim else None
-        self.acoustic_proj = nn.Parameter(torch.empty(spec.entry_dim, width)) if width != spec.entry_dim else None
+        self.semantic_proj = (
+            nn.Parameter(torch.empty(spec.entry_dim, width)) if width != spec.entry_dim else None
+        )
+        self.acoustic_proj = (
+            nn.Parameter(torch.empty(spec.entry_dim, width)) if width != spec.entry_dim else None
+        )
 
     @torch.no_grad()
     def finalize(self) -> None:

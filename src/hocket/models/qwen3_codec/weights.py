@@ -8,7 +8,12 @@ from math import prod
 import torch
 
 from hocket.checkpoint.weights import WeightEntry
-from hocket.models.qwen3_codec.config import DecoderSpec, EncoderSpec, Qwen3CodecConfig, TransformerSpec
+from hocket.models.qwen3_codec.config import (
+    DecoderSpec,
+    EncoderSpec,
+    Qwen3CodecConfig,
+    TransformerSpec,
+)
 from hocket.models.qwen3_codec.decoder import DILATIONS, KERNEL, LATENT_KERNEL
 
 _FLOAT = torch.float32
@@ -57,7 +62,9 @@ def resident_bytes(config: Qwen3CodecConfig) -> int:
     )
 
 
-def _one(parameter: str, stored: str, shape: Sequence[int], dtype: torch.dtype = _FLOAT) -> WeightEntry:
+def _one(
+    parameter: str, stored: str, shape: Sequence[int], dtype: torch.dtype = _FLOAT
+) -> WeightEntry:
     return WeightEntry(parameter, (stored,), tuple(shape), dtype)
 
 
@@ -70,7 +77,13 @@ def _conv(
 
 
 def _linear(
-    parameter: str, stored: str, out_dim: int, in_dim: int, dtype: torch.dtype, *, bias: bool = False
+    parameter: str,
+    stored: str,
+    out_dim: int,
+    in_dim: int,
+    dtype: torch.dtype,
+    *,
+    bias: bool = False,
 ) -> Iterator[WeightEntry]:
     yield from _conv(parameter, stored, (out_dim, in_dim), dtype, bias=out_dim if bias else None)
 
@@ -98,21 +111,40 @@ def _decoder(spec: DecoderSpec, dtype: torch.dtype) -> Iterator[WeightEntry]:
         dtype,
         bias=latent,
     )
-    yield from _linear("decoder.input_proj", "decoder.pre_transformer.input_proj", width, latent, dtype, bias=True)
-    yield from _transformer("decoder.transformer", "decoder.pre_transformer", spec.transformer, dtype, gated=True)
+    yield from _linear(
+        "decoder.input_proj", "decoder.pre_transformer.input_proj", width, latent, dtype, bias=True
+    )
+    yield from _transformer(
+        "decoder.transformer", "decoder.pre_transformer", spec.transformer, dtype, gated=True
+    )
     yield from _vectors("decoder.norm", "decoder.pre_transformer.norm", width, ("weight",))
-    yield from _linear("decoder.output_proj", "decoder.pre_transformer.output_proj", latent, width, dtype, bias=True)
+    yield from _linear(
+        "decoder.output_proj",
+        "decoder.pre_transformer.output_proj",
+        latent,
+        width,
+        dtype,
+        bias=True,
+    )
     for i, stride in enumerate(spec.latent_strides):
-        yield from _latent_upsampling(f"decoder.upsampling.{i}", f"decoder.upsample.{i}", latent, stride, dtype)
+        yield from _latent_upsampling(
+            f"decoder.upsampling.{i}", f"decoder.upsample.{i}", latent, stride, dtype
+        )
     # The list `decoder.decoder`: the first convolution, a block per stride, Snake, the last
     # convolution.
     chain, blocks = "decoder.decoder", len(spec.strides)
-    yield from _conv("decoder.wave_conv", f"{chain}.0.conv", (spec.width, latent, KERNEL), dtype, bias=spec.width)
+    yield from _conv(
+        "decoder.wave_conv", f"{chain}.0.conv", (spec.width, latent, KERNEL), dtype, bias=spec.width
+    )
     for i, stride in enumerate(spec.strides):
-        yield from _upsampling_block(f"decoder.blocks.{i}", f"{chain}.{i + 1}.block", spec.width // 2**i, stride, dtype)
+        yield from _upsampling_block(
+            f"decoder.blocks.{i}", f"{chain}.{i + 1}.block", spec.width // 2**i, stride, dtype
+        )
     last = spec.width // 2**blocks
     yield from _vectors("decoder.snake", f"{chain}.{blocks + 1}", last, ("alpha", "beta"))
-    yield from _conv("decoder.sample_conv", f"{chain}.{blocks + 2}.conv", (1, last, KERNEL), dtype, bias=1)
+    yield from _conv(
+        "decoder.sample_conv", f"{chain}.{blocks + 2}.conv", (1, last, KERNEL), dtype, bias=1
+    )
 
 
 def _dequantizer(spec: DecoderSpec) -> Iterator[WeightEntry]:
@@ -120,21 +152,35 @@ def _dequantizer(spec: DecoderSpec) -> Iterator[WeightEntry]:
     levels = [f"{stored}.rvq_first.vq.layers.0"]
     levels += [f"{stored}.rvq_rest.vq.layers.{i}" for i in range(spec.n_codebooks - 1)]
     for level in levels:
-        yield _one(f"{stored}.codebooks.sums", f"{level}._codebook.embedding_sum", (spec.codebook_size, entry_dim))
-        yield _one(f"{stored}.codebooks.usage", f"{level}._codebook.cluster_usage", (spec.codebook_size,))
+        yield _one(
+            f"{stored}.codebooks.sums",
+            f"{level}._codebook.embedding_sum",
+            (spec.codebook_size, entry_dim),
+        )
+        yield _one(
+            f"{stored}.codebooks.usage", f"{level}._codebook.cluster_usage", (spec.codebook_size,)
+        )
     for name, group in (("first_proj", "rvq_first"), ("rest_proj", "rvq_rest")):
-        yield _projection(f"{stored}.{name}", f"{stored}.{group}.output_proj", spec.quantizer_dim, entry_dim)
+        yield _projection(
+            f"{stored}.{name}", f"{stored}.{group}.output_proj", spec.quantizer_dim, entry_dim
+        )
 
 
 def _latent_upsampling(
     parameter: str, stored: str, channels: int, stride: int, dtype: torch.dtype
 ) -> Iterator[WeightEntry]:
-    yield from _conv(f"{parameter}.conv", f"{stored}.0.conv", (channels, channels, stride), dtype, bias=channels)
+    yield from _conv(
+        f"{parameter}.conv", f"{stored}.0.conv", (channels, channels, stride), dtype, bias=channels
+    )
     block, source = f"{parameter}.block", f"{stored}.1"
-    yield from _conv(f"{block}.conv", f"{source}.dwconv.conv", (channels, 1, KERNEL), dtype, bias=channels)
+    yield from _conv(
+        f"{block}.conv", f"{source}.dwconv.conv", (channels, 1, KERNEL), dtype, bias=channels
+    )
     yield from _vectors(f"{block}.norm", f"{source}.norm", channels, ("weight", "bias"))
     yield from _linear(f"{block}.up", f"{source}.pwconv1", 4 * channels, channels, dtype, bias=True)
-    yield from _linear(f"{block}.down", f"{source}.pwconv2", channels, 4 * channels, dtype, bias=True)
+    yield from _linear(
+        f"{block}.down", f"{source}.pwconv2", channels, 4 * channels, dtype, bias=True
+    )
     yield _one(f"{block}.scale", f"{source}.gamma", (channels,))
 
 
@@ -143,12 +189,16 @@ def _upsampling_block(
 ) -> Iterator[WeightEntry]:
     out = channels // 2
     yield from _vectors(f"{parameter}.snake", f"{stored}.0", channels, ("alpha", "beta"))
-    yield from _conv(f"{parameter}.conv", f"{stored}.1.conv", (channels, out, 2 * stride), dtype, bias=out)
+    yield from _conv(
+        f"{parameter}.conv", f"{stored}.1.conv", (channels, out, 2 * stride), dtype, bias=out
+    )
     for i in range(len(DILATIONS)):
         unit, source = f"{parameter}.units.{i}", f"{stored}.{i + 2}"
         for j, kernel in ((1, KERNEL), (2, 1)):
             yield from _vectors(f"{unit}.snake{j}", f"{source}.act{j}", out, ("alpha", "beta"))
-            yield from _conv(f"{unit}.conv{j}", f"{source}.conv{j}.conv", (out, out, kernel), dtype, bias=out)
+            yield from _conv(
+                f"{unit}.conv{j}", f"{source}.conv{j}.conv", (out, out, kernel), dtype, bias=out
+            )
 
 
 def _transformer(
@@ -161,7 +211,9 @@ def _transformer(
             parts = ("weight",) if gated else ("weight", "bias")
             yield from _vectors(f"{layer}.norm{j}", f"{source}.{norm}", width, parts)
         for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield from _linear(f"{layer}.qkv_proj", f"{source}.self_attn.{name}", rows, width, dtype)
+            yield from _linear(
+                f"{layer}.qkv_proj", f"{source}.self_attn.{name}", rows, width, dtype
+            )
         yield from _linear(f"{layer}.out_proj", f"{source}.self_attn.o_proj", width, queries, dtype)
         ups, down = (("gate_proj", "up_proj"), "down_proj") if gated else (("fc1",), "fc2")
         for name in ups:
@@ -178,14 +230,18 @@ def _transformer(
 def _encoder(spec: EncoderSpec) -> Iterator[WeightEntry]:
     # The list `encoder.encoder.layers` counts the activations, which have no tensors, as well.
     chain, channels, position = "encoder.encoder.layers", spec.width, 1
-    yield from _conv("encoder.wave_conv", f"{chain}.0.conv", (channels, 1, spec.kernel), _FLOAT, bias=channels)
+    yield from _conv(
+        "encoder.wave_conv", f"{chain}.0.conv", (channels, 1, spec.kernel), _FLOAT, bias=channels
+    )
     for i, stride in enumerate(spec.strides):
         hidden = channels // spec.compress
         for j in range(spec.residual_layers):
             unit, source = f"encoder.blocks.{i}.units.{j}", f"{chain}.{position}.block"
             inner = (hidden, channels, spec.residual_kernel)
             yield from _conv(f"{unit}.conv1", f"{source}.1.conv", inner, _FLOAT, bias=hidden)
-            yield from _conv(f"{unit}.conv2", f"{source}.3.conv", (channels, hidden, 1), _FLOAT, bias=channels)
+            yield from _conv(
+                f"{unit}.conv2", f"{source}.3.conv", (channels, hidden, 1), _FLOAT, bias=channels
+            )
             position += 1
         yield from _conv(
             f"encoder.blocks.{i}.conv",
@@ -197,13 +253,19 @@ def _encoder(spec: EncoderSpec) -> Iterator[WeightEntry]:
         channels, position = 2 * channels, position + 2
     width = spec.transformer.width
     last = (width, channels, spec.last_kernel)
-    yield from _conv("encoder.latent_conv", f"{chain}.{position + 1}.conv", last, _FLOAT, bias=width)
-    yield from _transformer("encoder.transformer", "encoder.encoder_transformer", spec.transformer, _FLOAT, gated=False)
+    yield from _conv(
+        "encoder.latent_conv", f"{chain}.{position + 1}.conv", last, _FLOAT, bias=width
+    )
+    yield from _transformer(
+        "encoder.transformer", "encoder.encoder_transformer", spec.transformer, _FLOAT, gated=False
+    )
     frame = (width, width, 2 * spec.last_stride)
     yield from _conv("encoder.frame_conv", "encoder.downsample.conv", frame, _FLOAT, bias=None)
     for index in range(spec.n_codebooks):
         codebook, parameter = _encoder_codebook(spec, index), "encoder.quantizer.codebooks"
-        yield _one(f"{parameter}.sums", f"{codebook}.embed_sum", (spec.codebook_size, spec.entry_dim))
+        yield _one(
+            f"{parameter}.sums", f"{codebook}.embed_sum", (spec.codebook_size, spec.entry_dim)
+        )
         yield _one(f"{parameter}.usage", f"{codebook}.cluster_usage", (spec.codebook_size,))
     if width != spec.entry_dim:
         for group in ("semantic", "acoustic"):

@@ -26,7 +26,11 @@ MIN_FRAMES = 2
 Kind = Literal["base", "custom_voice", "voice_design"]
 
 
-_TASK_TYPES: dict[Kind, TaskType] = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
+_TASK_TYPES: dict[Kind, TaskType] = {
+    "base": "Base",
+    "custom_voice": "CustomVoice",
+    "voice_design": "VoiceDesign",
+}
 
 ValueT = TypeVar("ValueT")
 
@@ -58,7 +62,9 @@ class _Talker(Qwen3Section):
     def _consistent(self) -> _Talker:
         groups = self.code_predictor_config.num_code_groups
         if groups != self.num_code_groups:
-            raise ValueError(f"num_code_groups is {self.num_code_groups}, but the code predictor's is {groups}")
+            raise ValueError(
+                f"num_code_groups is {self.num_code_groups}, but the code predictor's is {groups}"
+            )
         if groups < 2:
             raise ValueError(f"num_code_groups is {groups}; a code predictor needs at least 2")
         return self
@@ -120,18 +126,38 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
             *(self.tts_pad_token_id, self.tts_bos_token_id, self.tts_eos_token_id),
         }
         if max(text_ids) >= self.text_vocab_size:
-            raise ValueError(f"the id {max(text_ids)} lies outside the text vocabulary of {self.text_vocab_size}")
+            raise ValueError(
+                f"the id {max(text_ids)} lies outside the text vocabulary of {self.text_vocab_size}"
+            )
         codec_ids = {
-            *(self.codec_pad_id, self.codec_bos_id, self.codec_eos_id, self.codec_think_id, self.codec_nothink_id),
-            *(self.codec_think_bos_id, self.codec_think_eos_id, *self.languages.values(), *self.speakers.values()),
+            *(
+                self.codec_pad_id,
+                self.codec_bos_id,
+                self.codec_eos_id,
+                self.codec_think_id,
+                self.codec_nothink_id,
+            ),
+            *(
+                self.codec_think_bos_id,
+                self.codec_think_eos_id,
+                *self.languages.values(),
+                *self.speakers.values(),
+            ),
         }
         if max(codec_ids) >= self.codec_vocab_size:
-            raise ValueError(f"the id {max(codec_ids)} lies outside the codec vocabulary of {self.codec_vocab_size}")
+            raise ValueError(
+                f"the id {max(codec_ids)} lies outside the codec vocabulary of "
+                f"{self.codec_vocab_size}"
+            )
         if self.codec_eos_id < self.audio_codebook_sizes[0]:
-            raise ValueError(f"codec_eos_token_id {self.codec_eos_id} is a code of the first codebook")
+            raise ValueError(
+                f"codec_eos_token_id {self.codec_eos_id} is a code of the first codebook"
+            )
         unknown = sorted(set(self.dialects.values()) - self.languages.keys())
         if unknown:
-            raise ValueError(f"spk_is_dialect names {unknown[0]!r}, which codec_language_id does not have")
+            raise ValueError(
+                f"spk_is_dialect names {unknown[0]!r}, which codec_language_id does not have"
+            )
         return self
 
     @classmethod
@@ -144,7 +170,8 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
         model_type, tokenizer_type = raw.get("model_type"), raw.get("tokenizer_type")
         if model_type != MODEL_TYPE:
             raise ConfigError(
-                f"config.json has model_type {model_type!r}, not {MODEL_TYPE!r}; give a Qwen3-TTS checkpoint",
+                f"config.json has model_type {model_type!r}, not {MODEL_TYPE!r}; give a Qwen3-TTS "
+                "checkpoint",
                 param="model_type",
             )
         if tokenizer_type != TOKENIZER_TYPE:
@@ -163,14 +190,16 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
         talker, predictor = file.talker_config, file.talker_config.code_predictor_config
         if talker.vocab_size <= CONTROL_IDS:
             raise ConfigError(
-                f"config.json: talker_config.vocab_size is {talker.vocab_size}; the last {CONTROL_IDS} ids are no "
+                f"config.json: talker_config.vocab_size is {talker.vocab_size}; the last "
+                f"{CONTROL_IDS} ids are no "
                 "codes, so it must be larger",
                 param="talker_config.vocab_size",
             )
         is_base = file.tts_model_type == "base"
         if is_base and file.speaker_encoder_config is None:
             raise ConfigError(
-                "config.json: speaker_encoder_config is missing; a base checkpoint cannot be without",
+                "config.json: speaker_encoder_config is missing; a base checkpoint cannot be "
+                "without",
                 param="speaker_encoder_config",
             )
         return cls(
@@ -198,7 +227,11 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
             codec_think_eos_id=talker.codec_think_eos_id,
             languages=_lower(talker.codec_language_id),
             speakers=_lower(talker.spk_id or {}),
-            dialects={name: dialect for name, dialect in _lower(talker.spk_is_dialect or {}).items() if dialect},
+            dialects={
+                name: dialect
+                for name, dialect in _lower(talker.spk_is_dialect or {}).items()
+                if dialect
+            },
             # Files of the other kinds have the section too, but no weights for it.
             speaker_encoder=file.speaker_encoder_config if is_base else None,
         )
@@ -237,7 +270,9 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
     @property
     def voice_traits(self) -> VoiceTraits:
         """Recordings keep their loudness (spec/qwen3 4)."""
-        return VoiceTraits(self.task_type, hears_recordings=self.kind == "base", levels_references=False)
+        return VoiceTraits(
+            self.task_type, hears_recordings=self.kind == "base", levels_references=False
+        )
 
     @property
     def projects_to_predictor(self) -> bool:

@@ -59,18 +59,24 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
     config = Qwen3TtsConfig.from_dict(raw)
     speaker = _speaker_config(config)
     talker_table = talker_weight_table(config, dtype)
-    speaker_table = [] if speaker is None else list(speaker_weight_table(speaker, "speaker_encoder."))
+    speaker_table = (
+        [] if speaker is None else list(speaker_weight_table(speaker, "speaker_encoder."))
+    )
 
     def load(folder: Path, device: torch.device) -> LoadedTalker:
         control_ids = {
             *(config.im_start_token_id, config.im_end_token_id),
             *(config.tts_pad_token_id, config.tts_bos_token_id, config.tts_eos_token_id),
         }
-        tokenizer = TextTokenizer.load(folder, vocab_size=config.text_vocab_size, reserved=control_ids)
+        tokenizer = TextTokenizer.load(
+            folder, vocab_size=config.text_vocab_size, reserved=control_ids
+        )
         sampling = recommended_sampling(folder)
         with torch.device("meta"):
             model = Qwen3TtsModel(config, speaker)
-        load_weights(model, folder, [*_inside("talker.", talker_table), *speaker_table], device=device)
+        load_weights(
+            model, folder, [*_inside("talker.", talker_table), *speaker_table], device=device
+        )
         model.talker.finalize()
         model.eval()
         prompt = Qwen3TtsPrompt(config, tokenizer)
@@ -127,13 +133,17 @@ def recommended_sampling(folder: Path) -> ResolvedSampling:
     except ValidationError as error:
         raise config_error(error, path.name) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read as JSON; download the checkpoint again") from error
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read as JSON; download the checkpoint again"
+        ) from error
     sampling = _SAMPLING.recommended(file)
     assert sampling.predictor is not None
     return replace(
         sampling,
         codes=sampling.codes if file.do_sample else replace(sampling.codes, temperature=0.0),
-        predictor=sampling.predictor if file.predictor_dosample else replace(sampling.predictor, temperature=0.0),
+        predictor=sampling.predictor
+        if file.predictor_dosample
+        else replace(sampling.predictor, temperature=0.0),
         # The last token gets no frame (spec/qwen3 5).
         max_frames=None if file.max_new_tokens is None else file.max_new_tokens - 1,
     )
@@ -145,7 +155,8 @@ def _speaker_config(config: Qwen3TtsConfig) -> SpeakerConfig | None:
     speaker = SpeakerConfig.from_dict(config.speaker_encoder)
     if speaker.enc_dim != config.hidden_size or speaker.sample_rate != config.sampling_rate:
         raise ConfigError(
-            f"config.json: the speaker encoder makes {speaker.enc_dim} numbers of audio at {speaker.sample_rate} Hz, "
+            f"config.json: the speaker encoder makes {speaker.enc_dim} numbers of audio at "
+            f"{speaker.sample_rate} Hz, "
             f"and the talker takes {config.hidden_size} of {config.sampling_rate} Hz",
             param="speaker_encoder_config",
         )
@@ -153,4 +164,7 @@ def _speaker_config(config: Qwen3TtsConfig) -> SpeakerConfig | None:
 
 
 def _inside(prefix: str, table: list[WeightEntry]) -> list[WeightEntry]:
-    return [WeightEntry(prefix + entry.parameter, entry.names, entry.shape, entry.dtype) for entry in table]
+    return [
+        WeightEntry(prefix + entry.parameter, entry.names, entry.shape, entry.dtype)
+        for entry in table
+    ]

@@ -37,7 +37,9 @@ class CodePredictor(nn.Module):
         sizes, width = config.audio_codebook_sizes[1:], config.predictor.hidden_size
         self.positions = len(sizes) + 1
         self.codebook_size = sizes[0]
-        self.projection = nn.Linear(config.hidden_size, width) if config.projects_to_predictor else nn.Identity()
+        self.projection = (
+            nn.Linear(config.hidden_size, width) if config.projects_to_predictor else nn.Identity()
+        )
         self.embedding = nn.Embedding(sum(sizes), config.hidden_size)
         self.layers = Qwen3Backbone(config.predictor)
         self.heads = nn.Linear(width, sum(sizes), bias=False)
@@ -78,7 +80,9 @@ class CodePredictor(nn.Module):
 
     def logits(self, y_BD: Tensor, k: int) -> Tensor:
         """Logits [B, V] of codebook `k` (1 or more), from the output of position k."""
-        return F.linear(y_BD, self.heads.weight.narrow(0, (k - 1) * self.codebook_size, self.codebook_size))
+        return F.linear(
+            y_BD, self.heads.weight.narrow(0, (k - 1) * self.codebook_size, self.codebook_size)
+        )
 
     def forward(self, x_BPD: Tensor) -> Tensor:
         """Outputs [B, P, D] of whole frames given all their inputs at the backbone's width,

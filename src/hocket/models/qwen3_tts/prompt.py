@@ -51,20 +51,25 @@ class Qwen3TtsPrompt:
         task = config.task_type
         if request.task_type not in (None, task):
             raise InvalidRequestError(
-                f"task_type is {request.task_type}, and this checkpoint is for {task}; leave it out, or load another",
+                f"task_type is {request.task_type}, and this checkpoint is for {task}; leave it "
+                "out, or load another",
                 param="task_type",
             )
         if config.kind == "base" and request.instruction:
-            raise InvalidRequestError("a Base checkpoint takes no instruction; leave it out", param="instruction")
+            raise InvalidRequestError(
+                "a Base checkpoint takes no instruction; leave it out", param="instruction"
+            )
         if config.kind == "base" and len(request.references) != 1:
             raise InvalidRequestError(
-                f"a Base checkpoint speaks with the voice of one recording, got {len(request.references)}; "
+                "a Base checkpoint speaks with the voice of one recording, got "
+                f"{len(request.references)}; "
                 "give one as the reference",
                 param="reference",
             )
         if config.kind != "base" and request.references:
             raise InvalidRequestError(
-                f"a {task} checkpoint takes no reference; leave it out, or load a Base checkpoint", param="reference"
+                f"a {task} checkpoint takes no reference; leave it out, or load a Base checkpoint",
+                param="reference",
             )
         self._language_id(request)
         self._speaker_id(request)
@@ -87,7 +92,9 @@ class Qwen3TtsPrompt:
         turn = self._assistant_ids(request.text)
         body = turn[_ROLE_IDS:-_TAIL_IDS]
         if not body:
-            raise InvalidRequestError("the text has no token of its own; give some words", param="text")
+            raise InvalidRequestError(
+                "the text has no token of its own; give some words", param="text"
+            )
         no_codes = np.empty((0, config.n_vq), np.int64)
         codes_FN = references[0] if request.is_continuation else no_codes
         is_streaming = request.streaming_text
@@ -95,16 +102,22 @@ class Qwen3TtsPrompt:
             is_streaming = config.kind == "base"
         if request.is_continuation:
             assert request.reference_text is not None
-            text = self._reference_ids(request.reference_text)[_ROLE_IDS:-_REFERENCE_TAIL_IDS] + body
+            text = (
+                self._reference_ids(request.reference_text)[_ROLE_IDS:-_REFERENCE_TAIL_IDS] + body
+            )
             content = self._in_context(text, codes_FN, is_streaming)
         elif is_streaming:
-            content = _Content(self._rows(body[:1], config.codec_bos_id), [*body[1:], config.tts_eos_token_id])
+            content = _Content(
+                self._rows(body[:1], config.codec_bos_id), [*body[1:], config.tts_eos_token_id]
+            )
         else:
             content = _Content(self._whole(body), [])
         rows = [self._text_rows(self._instruction_ids(request)), self._text_rows(turn[:_ROLE_IDS])]
         rows += [self._control(request), content.rows]
         voice = voices[0] if config.voice_size else np.empty(0, np.float32)
-        return PromptRows(np.concatenate(rows), codes_FN, np.array(content.frame_texts, np.int64), voice)
+        return PromptRows(
+            np.concatenate(rows), codes_FN, np.array(content.frame_texts, np.int64), voice
+        )
 
     # ---- text
 
@@ -112,12 +125,22 @@ class Qwen3TtsPrompt:
         # The text between two control tokens is one piece, since officially the string is joined
         # first.
         config, encode = self._config, self._tokenizer.encode
-        opening = [config.im_start_token_id, *encode("assistant\n" + text), config.im_end_token_id, *encode("\n")]
+        opening = [
+            config.im_start_token_id,
+            *encode("assistant\n" + text),
+            config.im_end_token_id,
+            *encode("\n"),
+        ]
         return [*opening, config.im_start_token_id, *encode("assistant\n")]
 
     def _reference_ids(self, text: str) -> Ids:
         config, encode = self._config, self._tokenizer.encode
-        return [config.im_start_token_id, *encode("assistant\n" + text), config.im_end_token_id, *encode("\n")]
+        return [
+            config.im_start_token_id,
+            *encode("assistant\n" + text),
+            config.im_end_token_id,
+            *encode("\n"),
+        ]
 
     def _instruction_ids(self, request: SpeechRequest) -> Ids:
         config, encode = self._config, self._tokenizer.encode
@@ -141,7 +164,12 @@ class Qwen3TtsPrompt:
         if language is None:
             codec = [config.codec_nothink_id, config.codec_think_bos_id, config.codec_think_eos_id]
         else:
-            codec = [config.codec_think_id, config.codec_think_bos_id, language, config.codec_think_eos_id]
+            codec = [
+                config.codec_think_id,
+                config.codec_think_bos_id,
+                language,
+                config.codec_think_eos_id,
+            ]
         if config.kind == "base":
             speaker = config.voice_code
         codec += [config.codec_pad_id] if speaker is None else [speaker, config.codec_pad_id]
@@ -161,9 +189,12 @@ class Qwen3TtsPrompt:
         if name == "auto":
             return None
         if name not in config.languages or "dialect" in name:
-            known = ", ".join(sorted(language for language in config.languages if "dialect" not in language))
+            known = ", ".join(
+                sorted(language for language in config.languages if "dialect" not in language)
+            )
             raise InvalidRequestError(
-                f"language is {request.language!r}; this model knows auto, {known}", param="language"
+                f"language is {request.language!r}; this model knows auto, {known}",
+                param="language",
             )
         return config.languages[name]
 
@@ -173,13 +204,18 @@ class Qwen3TtsPrompt:
         if config.kind != "custom_voice":
             if request.voice is not None:
                 raise InvalidRequestError(
-                    f"a {config.task_type} checkpoint has no voices by name; leave voice out", param="voice"
+                    f"a {config.task_type} checkpoint has no voices by name; leave voice out",
+                    param="voice",
                 )
             return None
         if request.voice is None:
-            raise InvalidRequestError(f"a CustomVoice checkpoint needs a voice; it has {known}", param="voice")
+            raise InvalidRequestError(
+                f"a CustomVoice checkpoint needs a voice; it has {known}", param="voice"
+            )
         if request.voice.lower() not in config.speakers:
-            raise InvalidRequestError(f"there is no voice {request.voice!r}; this model has {known}", param="voice")
+            raise InvalidRequestError(
+                f"there is no voice {request.voice!r}; this model has {known}", param="voice"
+            )
         return config.speakers[request.voice.lower()]
 
     # ---- content rows

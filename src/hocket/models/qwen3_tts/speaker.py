@@ -52,11 +52,17 @@ class SpeakerConfig(Section):
     def _shapes(self) -> SpeakerConfig:
         channels = self.enc_channels
         if not 3 <= len(channels) == len(self.enc_kernel_sizes) == len(self.enc_dilations):
-            raise ValueError("enc_channels, enc_kernel_sizes and enc_dilations need one length, of 3 or more")
+            raise ValueError(
+                "enc_channels, enc_kernel_sizes and enc_dilations need one length, of 3 or more"
+            )
         if len(set(channels[:-1])) != 1 or channels[-1] != sum(channels[1:-1]):
-            raise ValueError(f"enc_channels {channels} must be equal, and the last one the sum of those between")
+            raise ValueError(
+                f"enc_channels {channels} must be equal, and the last one the sum of those between"
+            )
         if channels[0] % self.enc_res2net_scale:
-            raise ValueError(f"enc_res2net_scale {self.enc_res2net_scale} does not divide {channels[0]} channels")
+            raise ValueError(
+                f"enc_res2net_scale {self.enc_res2net_scale} does not divide {channels[0]} channels"
+            )
         if any(kernel % 2 == 0 for kernel in self.enc_kernel_sizes):
             raise ValueError(f"enc_kernel_sizes {self.enc_kernel_sizes} must be odd")
         return self
@@ -79,7 +85,9 @@ class SpeakerConfig(Section):
 class SamePaddingConv(nn.Module):
     """A convolution whose output is as long as its input; the ends are reflected."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, dilation: int = 1) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int = 1, dilation: int = 1
+    ) -> None:
         super().__init__()
         self.dilation = dilation
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, kernel))
@@ -101,7 +109,9 @@ class Res2Net(nn.Module):
         super().__init__()
         self.scale = scale
         width = channels // scale
-        self.convs = nn.ModuleList(SamePaddingConv(width, width, kernel, dilation) for _ in range(scale - 1))
+        self.convs = nn.ModuleList(
+            SamePaddingConv(width, width, kernel, dilation) for _ in range(scale - 1)
+        )
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         first, *groups = x_BCT.chunk(self.scale, dim=1)
@@ -137,7 +147,9 @@ class AttentivePooling(nn.Module):
         self.weigh = SamePaddingConv(attention_channels, channels)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        mean_BC1, deviation_BC1 = _statistics(x_BCT, torch.full_like(x_BCT[:, :1], 1 / x_BCT.shape[2]))
+        mean_BC1, deviation_BC1 = _statistics(
+            x_BCT, torch.full_like(x_BCT[:, :1], 1 / x_BCT.shape[2])
+        )
         heard = torch.cat((x_BCT, mean_BC1.expand_as(x_BCT), deviation_BC1.expand_as(x_BCT)), dim=1)
         weights_BCT = self.weigh(F.relu(self.hear(heard)).tanh()).softmax(dim=2)
         return torch.cat(_statistics(x_BCT, weights_BCT), dim=1)
@@ -147,7 +159,11 @@ class SpeakerEncoder(nn.Module):
     def __init__(self, config: SpeakerConfig) -> None:
         super().__init__()
         self.config = config
-        channels, kernels, dilations = config.enc_channels, config.enc_kernel_sizes, config.enc_dilations
+        channels, kernels, dilations = (
+            config.enc_channels,
+            config.enc_kernel_sizes,
+            config.enc_dilations,
+        )
         self.first = SamePaddingConv(config.mel_dim, channels[0], kernels[0], dilations[0])
         self.blocks = nn.ModuleList(
             SERes2Block(config, channels[0], kernel, dilation)
@@ -194,7 +210,9 @@ def speaker_weight_table(config: SpeakerConfig, prefix: str = "") -> Iterator[We
     channels, kernels = config.enc_channels, config.enc_kernel_sizes
     group = channels[0] // config.enc_res2net_scale
 
-    def conv(parameter: str, stored: str, out_dim: int, in_dim: int, kernel: int = 1) -> Iterator[WeightEntry]:
+    def conv(
+        parameter: str, stored: str, out_dim: int, in_dim: int, kernel: int = 1
+    ) -> Iterator[WeightEntry]:
         for name, shape in (("weight", (out_dim, in_dim, kernel)), ("bias", (out_dim,))):
             stored_name = f"speaker_encoder.{stored}.{name}"
             yield WeightEntry(f"{prefix}{parameter}.{name}", (stored_name,), shape, torch.float32)
@@ -205,13 +223,23 @@ def speaker_weight_table(config: SpeakerConfig, prefix: str = "") -> Iterator[We
         yield from conv(f"{block}.conv1", f"{source}.tdnn1.conv", channels[0], channels[0])
         for j in range(config.enc_res2net_scale - 1):
             yield from conv(
-                f"{block}.res2net.convs.{j}", f"{source}.res2net_block.blocks.{j}.conv", group, group, kernel
+                f"{block}.res2net.convs.{j}",
+                f"{source}.res2net_block.blocks.{j}.conv",
+                group,
+                group,
+                kernel,
             )
         yield from conv(f"{block}.conv2", f"{source}.tdnn2.conv", channels[0], channels[0])
-        yield from conv(f"{block}.squeeze", f"{source}.se_block.conv1", config.enc_se_channels, channels[0])
-        yield from conv(f"{block}.excite", f"{source}.se_block.conv2", channels[0], config.enc_se_channels)
+        yield from conv(
+            f"{block}.squeeze", f"{source}.se_block.conv1", config.enc_se_channels, channels[0]
+        )
+        yield from conv(
+            f"{block}.excite", f"{source}.se_block.conv2", channels[0], config.enc_se_channels
+        )
     yield from conv("join", "mfa.conv", channels[-1], channels[-1], kernels[-1])
-    yield from conv("pooling.hear", "asp.tdnn.conv", config.enc_attention_channels, 3 * channels[-1])
+    yield from conv(
+        "pooling.hear", "asp.tdnn.conv", config.enc_attention_channels, 3 * channels[-1]
+    )
     yield from conv("pooling.weigh", "asp.conv", channels[-1], config.enc_attention_channels)
     yield from conv("output", "fc", config.enc_dim, 2 * channels[-1])
 
@@ -242,7 +270,9 @@ def mel_filters(sample_rate: int, mels: int) -> np.ndarray[tuple[int, int], np.d
     falling = distances[2:] / widths[1:, None]
     triangles = np.maximum(0.0, np.minimum(rising, falling)).astype(np.float32)
     area = 2.0 / (edges_hz[2:] - edges_hz[:-2])
-    filters: np.ndarray[tuple[int, int], np.dtype[np.float32]] = (triangles * area[:, None]).astype(np.float32)
+    filters: np.ndarray[tuple[int, int], np.dtype[np.float32]] = (triangles * area[:, None]).astype(
+        np.float32
+    )
     return filters
 
 

@@ -57,10 +57,14 @@ class Qwen3TtsTalker(Talker):
         config = self.config
         text_BT, first_BT, others_BTK = rows_BTR[..., 0], rows_BTR[..., 1], rows_BTR[..., 2:]
         has_first_BT, has_others_BTK = first_BT < config.no_code, others_BTK < config.no_code
-        first_BTD = self.codec_embedding(first_BT.where(has_first_BT, 0)).masked_fill(~has_first_BT[..., None], 0.0)
+        first_BTD = self.codec_embedding(first_BT.where(has_first_BT, 0)).masked_fill(
+            ~has_first_BT[..., None], 0.0
+        )
         others_BTKD = self.predictor.embed(others_BTK.where(has_others_BTK, 0))
         others_BTKD = others_BTKD.masked_fill(~has_others_BTK[..., None], 0.0)
-        x_BTD = self.embed_text(text_BT) + torch.cat([first_BTD[..., None, :], others_BTKD], -2).sum(-2)
+        x_BTD = self.embed_text(text_BT) + torch.cat(
+            [first_BTD[..., None, :], others_BTKD], -2
+        ).sum(-2)
         if config.voice_size:
             is_voice_BT1 = (first_BT == config.voice_code)[..., None]
             x_BTD = x_BTD + voice_BD[:, None].masked_fill(~is_voice_BT1, 0.0)
@@ -69,7 +73,9 @@ class Qwen3TtsTalker(Talker):
     def embed_frame(self, codes_BN: Tensor, text_B: Tensor) -> Tensor:
         """Backbone inputs [B, D] of generated frames and the text ids beside them."""
         first_B1D = self.codec_embedding(codes_BN[:, :1])
-        return self.embed_text(text_B) + torch.cat([first_B1D, self.predictor.embed(codes_BN[:, 1:])], 1).sum(1)
+        return self.embed_text(text_B) + torch.cat(
+            [first_B1D, self.predictor.embed(codes_BN[:, 1:])], 1
+        ).sum(1)
 
     def allowed(self, logits_BV: Tensor, frame_B: Tensor, min_frames_B: Tensor) -> Tensor:
         """Logits [B, V_0 + 1] of the first code and, last, of the stop, from those of the
@@ -93,12 +99,16 @@ class Qwen3TtsTalker(Talker):
         noise = sampling.noise(frame_B, config.n_vq)
         first_B, stop_B = self._first_code(hidden_BD, sampling, noise, seen_BNV)
         kv = predictor.new_kv(len(hidden_BD))
-        x_BTP = torch.stack([predictor.projection(hidden_BD), F.embedding(first_B, predictor.first_inputs)], 1)
+        x_BTP = torch.stack(
+            [predictor.projection(hidden_BD), F.embedding(first_B, predictor.first_inputs)], 1
+        )
         codes, position = [first_B], 0
         for k in range(1, config.n_vq):
             y_BTP = predictor.step(x_BTP, position, kv)
             logits_BV = predictor.logits(y_BTP[:, -1], k)
-            code_B, x_BP = ops.draw_and_embed(logits_BV, sampling.predicted, noise, k, predictor.inputs(k))
+            code_B, x_BP = ops.draw_and_embed(
+                logits_BV, sampling.predicted, noise, k, predictor.inputs(k)
+            )
             codes.append(code_B)
             x_BTP, position = x_BP[:, None], k + 1
         return stop_B, torch.stack(codes, -1)

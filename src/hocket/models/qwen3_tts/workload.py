@@ -28,7 +28,8 @@ class CustomVoicePrompt(WorkloadPrompt):
         """Raises ConfigError for a checkpoint without named speakers."""
         if config.kind != "custom_voice" or not config.speakers:
             raise ConfigError(
-                f"this is a {config.task_type} checkpoint, and the workload is for speakers by name; "
+                f"this is a {config.task_type} checkpoint, and the workload is for speakers by "
+                "name; "
                 "give a CustomVoice checkpoint"
             )
         self._config = config
@@ -48,7 +49,12 @@ class CustomVoicePrompt(WorkloadPrompt):
         role = [config.im_start_token_id, *self.words(0, 2, config.im_start_token_id)]
         text = [*role, *[config.tts_pad_token_id] * 4, config.tts_bos_token_id]
         text += [*words, config.tts_eos_token_id, config.tts_pad_token_id]
-        codec = [*[config.no_code] * 3, config.codec_nothink_id, config.codec_think_bos_id, config.codec_think_eos_id]
+        codec = [
+            *[config.no_code] * 3,
+            config.codec_nothink_id,
+            config.codec_think_bos_id,
+            config.codec_think_eos_id,
+        ]
         codec += [self._speaker, *[config.codec_pad_id] * (len(words) + 2), config.codec_bos_id]
         rows = np.full((len(text), 1 + config.n_vq), config.no_code, np.int64)
         rows[:, 0], rows[:, 1] = text, codec

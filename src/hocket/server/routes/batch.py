@@ -17,7 +17,14 @@ from hocket.errors import HocketError, InvalidRequestError
 from hocket.server.errors import error_fields
 from hocket.server.middleware import RequestRecord, record_of
 from hocket.server.openapi import ERROR_RESPONSES, json_body
-from hocket.server.schemas import ALIASES, BatchBody, SpeechBody, VoiceFields, json_document, read_body
+from hocket.server.schemas import (
+    ALIASES,
+    BatchBody,
+    SpeechBody,
+    VoiceFields,
+    json_document,
+    read_body,
+)
 from hocket.server.services import PlainRoute, Services, services_of
 from hocket.server.settings import ServerSettings
 from hocket.server.speech.encoders import EncodedAudio
@@ -41,7 +48,10 @@ class _Spoken:
 
 @router.post(
     "/v1/audio/speech/batch",
-    responses={200: {"description": "All items", "content": {"application/zip": {}}}, **ERROR_RESPONSES},
+    responses={
+        200: {"description": "All items", "content": {"application/zip": {}}},
+        **ERROR_RESPONSES,
+    },
     openapi_extra=json_body(BatchBody),
 )
 async def speech_batch(request: Request) -> Response:
@@ -62,10 +72,15 @@ async def _speak_batch(
     settings = services.settings
     if len(body.items) > settings.batch_items:
         raise InvalidRequestError(
-            f"items has {len(body.items)} entries, the most is {settings.batch_items}; send several batches",
+            f"items has {len(body.items)} entries, the most is {settings.batch_items}; send "
+            "several batches",
             param="items",
         )
-    defaults = {name: value for name, value in document.items() if ALIASES.get(name, name) in VoiceFields.model_fields}
+    defaults = {
+        name: value
+        for name, value in document.items()
+        if ALIASES.get(name, name) in VoiceFields.model_fields
+    }
     turns = asyncio.Semaphore(settings.batch_concurrency)
 
     async def speak(item: dict[str, Any]) -> _Spoken | HocketError:
@@ -79,16 +94,26 @@ async def _speak_batch(
         tasks = [group.create_task(speak(item)) for item in body.items]
     results = [task.result() for task in tasks]
     record.reason = "batch"
-    return _zip(results, record.id) if body.output == "zip" else JSONResponse(_document(results, record.id))
+    return (
+        _zip(results, record.id)
+        if body.output == "zip"
+        else JSONResponse(_document(results, record.id))
+    )
 
 
-def _item_body(defaults: dict[str, Any], item: dict[str, Any], settings: ServerSettings) -> SpeechBody:
+def _item_body(
+    defaults: dict[str, Any], item: dict[str, Any], settings: ServerSettings
+) -> SpeechBody:
     """The item's fields over the batch's defaults. Raises InvalidRequestError."""
     for name in _NOT_IN_ITEMS:
         if name in item:
-            raise InvalidRequestError(f"{name} is not for a batch, which is answered whole; leave it out", param=name)
+            raise InvalidRequestError(
+                f"{name} is not for a batch, which is answered whole; leave it out", param=name
+            )
     own = {ALIASES.get(name, name) for name in item}
-    inherited = {name: value for name, value in defaults.items() if ALIASES.get(name, name) not in own}
+    inherited = {
+        name: value for name, value in defaults.items() if ALIASES.get(name, name) not in own
+    }
     return read_body(SpeechBody, {**inherited, **item, "stream": False}, settings)
 
 
@@ -103,7 +128,9 @@ async def _speak(services: Services, body: SpeechBody, record: RequestRecord) ->
     return _Spoken(audio, plan.seed, speech.finish_reason, usage_of(speech), plan.response_format)
 
 
-def _document(results: list[_Spoken | HocketError], batch_id: str, *, with_audio: bool = True) -> dict[str, object]:
+def _document(
+    results: list[_Spoken | HocketError], batch_id: str, *, with_audio: bool = True
+) -> dict[str, object]:
     entries: list[dict[str, object]] = []
     for i, result in enumerate(results):
         if isinstance(result, HocketError):
@@ -137,8 +164,12 @@ def _document(results: list[_Spoken | HocketError], batch_id: str, *, with_audio
 
 def _zip(results: list[_Spoken | HocketError], batch_id: str) -> Response:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # audio does not compress further
-        archive.writestr("results.json", json.dumps(_document(results, batch_id, with_audio=False), indent=1))
+    with zipfile.ZipFile(
+        buffer, "w", zipfile.ZIP_STORED
+    ) as archive:  # audio does not compress further
+        archive.writestr(
+            "results.json", json.dumps(_document(results, batch_id, with_audio=False), indent=1)
+        )
         for i, result in enumerate(results):
             if isinstance(result, _Spoken):
                 archive.writestr(_file_name(i, result), result.audio.body)

@@ -16,7 +16,10 @@ router = APIRouter(route_class=PlainRoute)
 @router.post(
     "/v1/audio/speech",
     response_class=Response,
-    responses={200: {"description": "Audio", "content": {"audio/*": {}, "text/event-stream": {}}}, **ERROR_RESPONSES},
+    responses={
+        200: {"description": "Audio", "content": {"audio/*": {}, "text/event-stream": {}}},
+        **ERROR_RESPONSES,
+    },
     openapi_extra=json_body(SpeechBody),
 )
 async def speech(request: Request) -> Response:

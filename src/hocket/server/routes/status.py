@@ -14,7 +14,12 @@ router = APIRouter(route_class=PlainRoute)
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
     """The served model, as OpenAI's list of models."""
-    entry = {"id": services_of(request).model_name, "object": "model", "created": 0, "owned_by": "hocket"}
+    entry = {
+        "id": services_of(request).model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "hocket",
+    }
     return JSONResponse({"object": "list", "data": [entry]})
 
 
@@ -64,4 +69,6 @@ async def metrics_page(request: Request) -> Response:
 @router.get("/version")
 async def version(request: Request) -> JSONResponse:
     """Versions of Hocket and of its API, and the served model."""
-    return JSONResponse({"version": request.app.version, "api": "v1", "model": services_of(request).model_name})
+    return JSONResponse(
+        {"version": request.app.version, "api": "v1", "model": services_of(request).model_name}
+    )

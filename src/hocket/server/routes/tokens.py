@@ -83,12 +83,18 @@ async def decode_tokens(request: Request) -> Response:
     services = services_of(request)
     body = read_body(DecodeBody, await json_document(request), services.settings)
     if len({len(frame) for frame in body.codes}) != 1:
-        raise InvalidRequestError("codes has frames of different lengths; give each as many codes", param="codes")
+        raise InvalidRequestError(
+            "codes has frames of different lengths; give each as many codes", param="codes"
+        )
     info, max_seconds = services.client.info, services.settings.max_codec_seconds
     if len(body.codes) * info.frame_seconds > max_seconds:
-        raise InvalidRequestError(f"codes last longer than {max_seconds:g} s; send fewer frames", param="codes")
+        raise InvalidRequestError(
+            f"codes last longer than {max_seconds:g} s; send fewer frames", param="codes"
+        )
     samples_CS = await services.client.decode(np.array(body.codes, np.int64))
-    audio = await asyncio.to_thread(encode_whole, body.response_format, samples_CS, info.sample_rate, body.speed)
+    audio = await asyncio.to_thread(
+        encode_whole, body.response_format, samples_CS, info.sample_rate, body.speed
+    )
     headers = {
         "X-Sample-Rate": str(audio.sample_rate),
         "X-Channels": str(audio.channels),

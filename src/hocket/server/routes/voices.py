@@ -39,7 +39,9 @@ async def list_voices(request: Request) -> JSONResponse:
 @router.post(
     "",
     responses=ERROR_RESPONSES,
-    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
+    },
 )
 async def upload_voice(request: Request) -> JSONResponse:
     """Store a recording as a voice. It replaces a voice of that name once it is complete."""
@@ -69,7 +71,9 @@ async def preview_voice(request: Request, name: str) -> Response:
     services = services_of(request)
     builtin = services.voices.builtin(name)
     if builtin is None or builtin.codes is None:
-        return Response(await asyncio.to_thread(services.voices.preview, name), media_type="audio/wav")
+        return Response(
+            await asyncio.to_thread(services.voices.preview, name), media_type="audio/wav"
+        )
     info = services.client.info
     with services.admission.slot(record_of(request).caller, info.rows):
         samples_CS = await services.client.decode(builtin.codes)
@@ -89,11 +93,14 @@ async def _read_form(request: Request) -> tuple[bytes, dict[str, str]]:
     async with request.form(max_files=1, max_fields=len(_FIELDS)) as form:
         unknown = [name for name in form if name not in _FIELDS]
         if unknown:
-            raise InvalidRequestError(f"{unknown[0][:100]}: an unknown field; leave it out", param=unknown[0][:100])
+            raise InvalidRequestError(
+                f"{unknown[0][:100]}: an unknown field; leave it out", param=unknown[0][:100]
+            )
         sample = form.get("audio_sample")
         if not isinstance(sample, UploadFile):
             raise InvalidRequestError(
-                "audio_sample is missing; send a form (multipart/form-data) with a file", param="audio_sample"
+                "audio_sample is missing; send a form (multipart/form-data) with a file",
+                param="audio_sample",
             )
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         if not fields.get("name"):

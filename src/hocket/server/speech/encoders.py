@@ -1,4 +1,5 @@
-"""Encodes speech as the body of a response: in OpenAI's six formats, whole or streamed, at any speed.
+"""Encodes speech as the body of a response: in OpenAI's six formats, whole or streamed, at any
+speed.
 
 Milliseconds of audio that are fed but not yet playable (48 / 24 kHz, measured in
 tests/server/speech/test_encoders.py): wav and pcm 0 / 0, flac 24 / 24, opus 46 / 46, aac 64 / 128,
@@ -58,7 +59,9 @@ _RESPONSE_FORMATS = {
         "audio/mpeg", FORMATS[".mp3"], {"write_xing": "0", "id3v2_version": "0"}, {"reservoir": "0"}
     ),
     # A page (in microseconds) for each packet.
-    "opus": _ResponseFormat("audio/ogg; codecs=opus", FORMATS[".opus"], {"page_duration": "1"}, player_rate=48_000),
+    "opus": _ResponseFormat(
+        "audio/ogg; codecs=opus", FORMATS[".opus"], {"page_duration": "1"}, player_rate=48_000
+    ),
     # Level 2 has blocks of 24 ms, the default 96 ms; and there is nothing to pad a streamed header
     # for (8 KiB).
     "flac": _ResponseFormat(
@@ -81,7 +84,9 @@ class EncodedAudio:
     seconds: float
 
 
-def encode_whole(response_format: str, samples_CS: Samples, sample_rate: int, speed: float = 1.0) -> EncodedAudio:
+def encode_whole(
+    response_format: str, samples_CS: Samples, sample_rate: int, speed: float = 1.0
+) -> EncodedAudio:
     """Encode float32 or int16 [C, S] as one body with exact sizes, gapless in all formats but aac.
 
     wav and pcm hold the same samples as the stream, and aac the same bytes. Raises
@@ -93,7 +98,9 @@ def encode_whole(response_format: str, samples_CS: Samples, sample_rate: int, sp
     if chosen.is_bare:  # it has no header, so the whole is what a stream is
         encoder = AudioEncoder(response_format, sample_rate, channels, speed)
         body = encoder.feed(samples_CS) + encoder.finish()
-        return EncodedAudio(body, chosen.content_type, encoder.sample_rate, channels, encoder.seconds)
+        return EncodedAudio(
+            body, chosen.content_type, encoder.sample_rate, channels, encoder.seconds
+        )
     converter = _Converter(chosen, sample_rate, channels, speed)
     _check_finite(samples_CS)
     converted_CS = converter.whole(samples_CS)
@@ -105,7 +112,9 @@ def encode_whole(response_format: str, samples_CS: Samples, sample_rate: int, sp
         except (av.FFmpegError, ValueError) as error:
             raise _refused_shape(response_format, channels, converter.to_rate) from error
     seconds = converted_CS.shape[1] / converter.to_rate
-    return EncodedAudio(body, chosen.content_type, chosen.player_rate or converter.to_rate, channels, seconds)
+    return EncodedAudio(
+        body, chosen.content_type, chosen.player_rate or converter.to_rate, channels, seconds
+    )
 
 
 class AudioEncoder:
@@ -115,7 +124,9 @@ class AudioEncoder:
     half a second.
     """
 
-    def __init__(self, response_format: str, sample_rate: int, channels: int, speed: float = 1.0) -> None:
+    def __init__(
+        self, response_format: str, sample_rate: int, channels: int, speed: float = 1.0
+    ) -> None:
         """Raises InvalidRequestError like `encode_whole`."""
         chosen = _chosen(response_format)
         self._converter = _Converter(chosen, sample_rate, channels, speed)
@@ -147,7 +158,9 @@ class AudioEncoder:
         if self._finished:
             raise HocketError("this encoder is finished; make another for more audio")
         if samples_CS.ndim != 2 or samples_CS.shape[0] != self.channels:
-            raise HocketError(f"the encoder takes [{self.channels}, samples], got the shape {samples_CS.shape}")
+            raise HocketError(
+                f"the encoder takes [{self.channels}, samples], got the shape {samples_CS.shape}"
+            )
         _check_finite(samples_CS)
         return self._write(self._converter.feed(samples_CS))
 
@@ -168,14 +181,16 @@ def _chosen(response_format: str) -> _ResponseFormat:
     if chosen is None:
         choices = ", ".join(RESPONSE_FORMATS)
         raise InvalidRequestError(
-            f"response_format {response_format!r} is unknown; use one of {choices}", param="response_format"
+            f"response_format {response_format!r} is unknown; use one of {choices}",
+            param="response_format",
         )
     return chosen
 
 
 def _refused_shape(response_format: str, channels: int, sample_rate: int) -> InvalidRequestError:
     return InvalidRequestError(
-        f"response_format {response_format!r} cannot hold {channels} channels at {sample_rate} Hz; use wav or pcm",
+        f"response_format {response_format!r} cannot hold {channels} channels at {sample_rate} Hz; "
+        "use wav or pcm",
         param="response_format",
     )
 
@@ -185,7 +200,8 @@ def _check_finite(samples_CS: Samples) -> None:
         raise not_finite()
 
 
-# ---------------------------------------------------------------------------------------------------- samples to bytes
+# --------------------------------------------------------------------------------------------------
+# samples to bytes
 
 
 def _interleaved_bytes(samples_CS: Samples) -> bytes:
@@ -202,8 +218,17 @@ def _endless_wav_header(sample_rate: int, channels: int) -> bytes:
     convention.
     """
     unknown, frame_bytes = 0xFFFFFFFF, 2 * channels
-    fmt = struct.pack("<IHHIIHH", 16, 1, channels, sample_rate, sample_rate * frame_bytes, frame_bytes, 16)
-    return b"RIFF" + struct.pack("<I", unknown) + b"WAVEfmt " + fmt + b"data" + struct.pack("<I", unknown)
+    fmt = struct.pack(
+        "<IHHIIHH", 16, 1, channels, sample_rate, sample_rate * frame_bytes, frame_bytes, 16
+    )
+    return (
+        b"RIFF"
+        + struct.pack("<I", unknown)
+        + b"WAVEfmt "
+        + fmt
+        + b"data"
+        + struct.pack("<I", unknown)
+    )
 
 
 class _PcmWriter:
@@ -288,7 +313,8 @@ class _ContainerWriter:
         return data
 
 
-# ---------------------------------------------------------------------------------------------------- speed and rate
+# --------------------------------------------------------------------------------------------------
+# speed and rate
 
 
 #: Longer than the latency of all filters together (0.2 s).
@@ -304,22 +330,35 @@ class _Converter:
     length.
     """
 
-    def __init__(self, chosen: _ResponseFormat, sample_rate: int, channels: int, speed: float) -> None:
+    def __init__(
+        self, chosen: _ResponseFormat, sample_rate: int, channels: int, speed: float
+    ) -> None:
         if not MIN_SPEED <= speed <= MAX_SPEED:  # NaN, too
             raise InvalidRequestError(
-                f"speed {speed:g} is out of range; give {MIN_SPEED:g} to {MAX_SPEED:g}", param="speed"
+                f"speed {speed:g} is out of range; give {MIN_SPEED:g} to {MAX_SPEED:g}",
+                param="speed",
             )
-        self.to_rate = chosen.audio_format.encoder_rate(sample_rate) if chosen.audio_format else sample_rate
+        self.to_rate = (
+            chosen.audio_format.encoder_rate(sample_rate) if chosen.audio_format else sample_rate
+        )
         self._from_rate = sample_rate
         self._ratio = self.to_rate / sample_rate / speed
-        self._graph = None if self._ratio == speed == 1.0 else _filter_graph(sample_rate, self.to_rate, channels, speed)
+        self._graph = (
+            None
+            if self._ratio == speed == 1.0
+            else _filter_graph(sample_rate, self.to_rate, channels, speed)
+        )
         self._block = max(1, sample_rate // 100)
         self._rest_CS = np.zeros((channels, 0), np.float32)
         self._taken = self._pushed = self._given = 0
 
     def whole(self, samples_CS: Samples) -> Samples:
         """Convert all samples at once."""
-        return samples_CS if self._graph is None else np.concatenate([self.feed(samples_CS), self.finish()], axis=1)
+        return (
+            samples_CS
+            if self._graph is None
+            else np.concatenate([self.feed(samples_CS), self.finish()], axis=1)
+        )
 
     def feed(self, samples_CS: Samples) -> Samples:
         """Convert a chunk.
@@ -350,7 +389,9 @@ class _Converter:
         whole = waiting_CS.shape[1] // self._block * self._block
         for start in range(0, whole, self._block):
             block_CS = np.ascontiguousarray(waiting_CS[:, start : start + self._block])
-            frame = av.AudioFrame.from_ndarray(block_CS, format="fltp", layout=LAYOUTS[block_CS.shape[0]])
+            frame = av.AudioFrame.from_ndarray(
+                block_CS, format="fltp", layout=LAYOUTS[block_CS.shape[0]]
+            )
             frame.sample_rate = self._from_rate
             frame.time_base = Fraction(1, self._from_rate)
             frame.pts = self._pushed
@@ -364,7 +405,11 @@ class _Converter:
 def _filter_graph(from_rate: int, to_rate: int, channels: int, speed: float) -> av.filter.Graph:
     graph = av.filter.Graph()
     layout = LAYOUTS[channels]
-    nodes = [graph.add_abuffer(sample_rate=from_rate, format="fltp", layout=layout, time_base=Fraction(1, from_rate))]
+    nodes = [
+        graph.add_abuffer(
+            sample_rate=from_rate, format="fltp", layout=layout, time_base=Fraction(1, from_rate)
+        )
+    ]
     # Beyond 2 one atempo would skip samples instead of blending them, below 0.5 it refuses.
     while not 0.5 <= speed <= 2.0:
         step = 2.0 if speed > 1.0 else 0.5

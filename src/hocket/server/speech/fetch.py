@@ -40,7 +40,9 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
     return [str(address[0]) for *_, address in found]
 
 
-async def fetch_reference(source: str, policy: FetchPolicy, *, resolve: Resolver = resolve_host) -> bytes:
+async def fetch_reference(
+    source: str, policy: FetchPolicy, *, resolve: Resolver = resolve_host
+) -> bytes:
     """The bytes at `source`: an http:, https:, data: or file: URL, or a path in the policy's
     folder.
 
@@ -52,7 +54,10 @@ async def fetch_reference(source: str, policy: FetchPolicy, *, resolve: Resolver
     if kind == "data":
         return await asyncio.to_thread(_read_data_uri, source, policy.max_bytes)
     if len(source) > _MAX_URL_CHARACTERS:
-        raise _refusal(f"a reference's address has {_MAX_URL_CHARACTERS} characters at most; send audio as a data: URI")
+        raise _refusal(
+            f"a reference's address has {_MAX_URL_CHARACTERS} characters at most; send audio as a "
+            "data: URI"
+        )
     if kind in {"http", "https"}:
         return await _fetch_url(source, policy, resolve)
     if kind in {"file", ""}:
@@ -64,7 +69,8 @@ def _refusal(message: str) -> ReferenceAudioError:
     return ReferenceAudioError(message, param="reference_audio")
 
 
-# ---------------------------------------------------------------------------------------------------- http
+# --------------------------------------------------------------------------------------------------
+# http
 
 
 async def _fetch_url(source: str, policy: FetchPolicy, resolve: Resolver) -> bytes:
@@ -79,8 +85,13 @@ async def _fetch_url(source: str, policy: FetchPolicy, resolve: Resolver) -> byt
                     return answer
                 url = answer
     except TimeoutError:
-        raise _refusal(f"{_shown(url)} took longer than {policy.total_seconds:g} s; send a data: URI") from None
-    raise _refusal(f"{_shown(url)} is the end of more than {policy.max_redirects} redirects; give the final address")
+        raise _refusal(
+            f"{_shown(url)} took longer than {policy.total_seconds:g} s; send a data: URI"
+        ) from None
+    raise _refusal(
+        f"{_shown(url)} is the end of more than {policy.max_redirects} redirects; give the final "
+        "address"
+    )
 
 
 def _parsed(source: str, base: httpx.URL | None = None) -> httpx.URL:
@@ -89,11 +100,17 @@ def _parsed(source: str, base: httpx.URL | None = None) -> httpx.URL:
     except (httpx.InvalidURL, ValueError):
         raise _refusal("the reference's address is not a valid URL; check it") from None
     if url.scheme not in {"http", "https"}:
-        raise _refusal(f"{_shown(base or url)} leads to a {url.scheme[:20]!r} address; only http and https are fetched")
+        raise _refusal(
+            f"{_shown(base or url)} leads to a {url.scheme[:20]!r} address; only http and https "
+            "are fetched"
+        )
     if not url.host or not 0 < (url.port or 80) < 2**16:
         raise _refusal("the reference's URL names no host, or an impossible port; check it")
     if url.userinfo:
-        raise _refusal(f"{_shown(url)} comes with a user name or password, which is not supported; use a signed URL")
+        raise _refusal(
+            f"{_shown(url)} comes with a user name or password, which is not supported; use a "
+            "signed URL"
+        )
     return url
 
 
@@ -115,7 +132,11 @@ async def _fetch_hop(url: httpx.URL, policy: FetchPolicy, resolve: Resolver) -> 
             request = httpx.Request(
                 "GET",
                 url.copy_with(host=address),
-                headers={"Host": url.netloc.decode("ascii"), "Accept": "audio/*, */*", "Accept-Encoding": "identity"},
+                headers={
+                    "Host": url.netloc.decode("ascii"),
+                    "Accept": "audio/*, */*",
+                    "Accept-Encoding": "identity",
+                },
                 extensions={"sni_hostname": host, "timeout": {"connect": policy.connect_seconds}},
             )
             try:
@@ -126,9 +147,13 @@ async def _fetch_hop(url: httpx.URL, policy: FetchPolicy, resolve: Resolver) -> 
                     await response.aclose()
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 if i + 1 == len(addresses):
-                    raise _refusal(f"{_shown(url)} cannot be reached; check it, or send a data: URI") from None
+                    raise _refusal(
+                        f"{_shown(url)} cannot be reached; check it, or send a data: URI"
+                    ) from None
             except httpx.TransportError:
-                raise _refusal(f"the connection to {_shown(url)} broke; try again, or send a data: URI") from None
+                raise _refusal(
+                    f"the connection to {_shown(url)} broke; try again, or send a data: URI"
+                ) from None
     raise AssertionError("a host without addresses is refused before")
 
 
@@ -137,11 +162,15 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-async def _read_response(url: httpx.URL, response: httpx.Response, max_bytes: int) -> bytes | httpx.URL:
+async def _read_response(
+    url: httpx.URL, response: httpx.Response, max_bytes: int
+) -> bytes | httpx.URL:
     if response.has_redirect_location:
         return _parsed(response.headers["Location"], url)
     if response.status_code != http.HTTPStatus.OK:
-        raise _refusal(f"{_shown(url)} answers with status {response.status_code}; check the address")
+        raise _refusal(
+            f"{_shown(url)} answers with status {response.status_code}; check the address"
+        )
     stated = response.headers.get("Content-Length", "")
     if stated.isdecimal() and int(stated[:20]) > max_bytes:
         raise _too_big(_shown(url), max_bytes)
@@ -149,7 +178,10 @@ async def _read_response(url: httpx.URL, response: httpx.Response, max_bytes: in
     _check_content(_shown(url), content_type, b"")
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in {"identity", "gzip"}:
-        raise _refusal(f"{_shown(url)} sends its content as {encoding[:20]!r} though no compression was asked for")
+        raise _refusal(
+            f"{_shown(url)} sends its content as {encoding[:20]!r} though no compression was asked "
+            "for"
+        )
     body = await _read_body(_shown(url), response, encoding == "gzip", max_bytes)
     _check_content(_shown(url), content_type, body)
     return body
@@ -164,7 +196,9 @@ async def _read_body(name: str, response: httpx.Response, gzipped: bool, max_byt
     async for data in response.aiter_raw():
         received += len(data)
         try:
-            body += data if inflater is None else inflater.decompress(data, max_bytes + 1 - len(body))
+            body += (
+                data if inflater is None else inflater.decompress(data, max_bytes + 1 - len(body))
+            )
         except zlib.error:
             raise _refusal(f"{name} sends broken gzip; check it, or send a data: URI") from None
         if max(len(body), received) > max_bytes:
@@ -176,7 +210,8 @@ async def _read_body(name: str, response: httpx.Response, gzipped: bool, max_byt
 
 def _too_big(name: str, max_bytes: int) -> ReferenceAudioError:
     return _refusal(
-        f"{name} has more than {max_bytes} bytes, which is the limit; give a shorter or compressed recording"
+        f"{name} has more than {max_bytes} bytes, which is the limit; give a shorter or compressed "
+        "recording"
     )
 
 
@@ -184,14 +219,27 @@ def _check_content(name: str, content_type: str, body: bytes) -> None:
     """Refuse content that is clearly not a recording. The decoder judges the rest."""
     media = content_type.partition(";")[0].strip().lower()
     start = body[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if media in {"text/html", "application/xhtml+xml"} or start.startswith((b"<!doctype html", b"<html")):
-        raise _refusal(f"{name} is a web page (HTML), not a recording; give the address of the audio file itself")
+    if media in {"text/html", "application/xhtml+xml"} or start.startswith(
+        (b"<!doctype html", b"<html")
+    ):
+        raise _refusal(
+            f"{name} is a web page (HTML), not a recording; give the address of the audio file "
+            "itself"
+        )
     kind = media.partition("/")[0]
-    if kind in {"image", "font"} or media in {"application/json", "application/xml", "application/pdf", "text/xml"}:
-        raise _refusal(f"{name} is {media[:40]!r}, not a recording; give the address of an audio file")
+    if kind in {"image", "font"} or media in {
+        "application/json",
+        "application/xml",
+        "application/pdf",
+        "text/xml",
+    }:
+        raise _refusal(
+            f"{name} is {media[:40]!r}, not a recording; give the address of an audio file"
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- addresses
+# --------------------------------------------------------------------------------------------------
+# addresses
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
@@ -199,7 +247,9 @@ _SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
 _DOCUMENTATION = ipaddress.IPv6Network("3fff::/20")
 #: Not public, although Python may say so: protocol assignments, the 6to4 relay, and Azure's host
 #: agent.
-_SPECIAL_V4 = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")))
+_SPECIAL_V4 = tuple(
+    map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32"))
+)
 
 
 def is_public(address: str) -> bool:
@@ -217,13 +267,21 @@ def is_public(address: str) -> bool:
         elif parsed in _NAT64:
             parsed = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
         else:
-            outside = parsed not in _GLOBAL_UNICAST or parsed in _SIX_TO_FOUR or parsed in _DOCUMENTATION
+            outside = (
+                parsed not in _GLOBAL_UNICAST or parsed in _SIX_TO_FOUR or parsed in _DOCUMENTATION
+            )
             return parsed.is_global and not outside
-    special = parsed.is_multicast or parsed.is_reserved or any(parsed in network for network in _SPECIAL_V4)
+    special = (
+        parsed.is_multicast
+        or parsed.is_reserved
+        or any(parsed in network for network in _SPECIAL_V4)
+    )
     return parsed.is_global and not special
 
 
-async def _checked_addresses(url: httpx.URL, host: str, policy: FetchPolicy, resolve: Resolver) -> list[str]:
+async def _checked_addresses(
+    url: httpx.URL, host: str, policy: FetchPolicy, resolve: Resolver
+) -> list[str]:
     try:
         found = await resolve(host, url.port or (443 if url.scheme == "https" else 80))
     except (OSError, UnicodeError):
@@ -233,11 +291,15 @@ async def _checked_addresses(url: httpx.URL, host: str, policy: FetchPolicy, res
         raise _refusal(f"the host of {_shown(url)} is not found; check the address")
     # A single private address among public ones is refused, too: no honest host has one.
     if not policy.allow_private and not all(is_public(address) for address in addresses):
-        raise _refusal(f"{_shown(url)} is not at a public address, and only those are fetched; send a data: URI")
+        raise _refusal(
+            f"{_shown(url)} is not at a public address, and only those are fetched; send a data: "
+            "URI"
+        )
     return addresses
 
 
-# ---------------------------------------------------------------------------------------------------- data: and file:
+# --------------------------------------------------------------------------------------------------
+# data: and file:
 
 
 def _read_data_uri(source: str, max_bytes: int) -> bytes:
@@ -247,7 +309,9 @@ def _read_data_uri(source: str, max_bytes: int) -> bytes:
     """
     header, comma, payload = source[len("data:") :].partition(",")
     if not comma:
-        raise _refusal("the data: URI has no comma before its data; the form is data:audio/wav;base64,...")
+        raise _refusal(
+            "the data: URI has no comma before its data; the form is data:audio/wav;base64,..."
+        )
     if len(payload) > 4 * max_bytes:
         raise _too_big("the data: URI", max_bytes)
     media, *parameters = (part.strip().lower() for part in header.split(";"))
@@ -257,7 +321,9 @@ def _read_data_uri(source: str, max_bytes: int) -> bytes:
         try:
             data = base64.b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
         except binascii.Error:
-            raise _refusal("the data: URI does not hold valid base64; encode the recording again") from None
+            raise _refusal(
+                "the data: URI does not hold valid base64; encode the recording again"
+            ) from None
     if len(data) > max_bytes:
         raise _too_big("the data: URI", max_bytes)
     _check_content("the data: URI", media, data)
@@ -272,12 +338,21 @@ def _read_file(source: str, policy: FetchPolicy) -> bytes:
         path = (folder / _file_path(source)).resolve()  # links are followed before the check
         # The same error whether a path outside exists or not.
         if not path.is_relative_to(folder):
-            raise _refusal("the reference's path is outside the server's folder of references; name a file in it")
+            raise _refusal(
+                "the reference's path is outside the server's folder of references; name a file in "
+                "it"
+            )
         if not path.is_file():
-            raise _refusal("the reference's path names no file in the server's folder of references; check it")
+            raise _refusal(
+                "the reference's path names no file in the server's folder of references; check it"
+            )
         with path.open("rb") as file:
             data = file.read(policy.max_bytes + 1)
-    except (OSError, RuntimeError, ValueError):  # a long path, a loop of links, a NUL, no permission
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # a long path, a loop of links, a NUL, no permission
         raise _refusal("the reference's path cannot be read on the server; check it") from None
     if len(data) > policy.max_bytes:
         raise _too_big("the reference's file", policy.max_bytes)
@@ -290,5 +365,7 @@ def _file_path(source: str) -> str:
         return source
     parts = urllib.parse.urlsplit(source)
     if parts.netloc not in {"", "localhost"}:
-        raise _refusal("a file: URL names a file of this server; leave out its host, as in file:///path")
+        raise _refusal(
+            "a file: URL names a file of this server; leave out its host, as in file:///path"
+        )
     return urllib.parse.unquote(parts.path)

@@ -37,7 +37,9 @@ def info_frame(first_frame: bytes) -> bytes:
     header[2] &= ~_PADDED
     is_mpeg_1 = header[1] >> 3 & 3 == _MPEG_1
     is_mono = header[3] >> 6 == _MONO
-    side_bytes = {(True, False): 32, (True, True): 17, (False, False): 17, (False, True): 9}[is_mpeg_1, is_mono]
+    side_bytes = {(True, False): 32, (True, True): 17, (False, False): 17, (False, True): 9}[
+        is_mpeg_1, is_mono
+    ]
     delays = (_ENCODER_DELAY << 12).to_bytes(3, "big")
     tag = b"Info" + struct.pack(">II", _HAS_SIZE, _UNKNOWN) + _NAME + _UNSAID + delays
     return (bytes(header) + bytes(side_bytes) + tag).ljust(_frame_bytes(header), b"\0")
@@ -46,7 +48,10 @@ def info_frame(first_frame: bytes) -> bytes:
 def _frame_bytes(header: bytearray) -> int:
     version = header[1] >> 3 & 3
     if version == _MPEG_1:
-        rates, bits = (44_100, 48_000, 32_000), (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+        rates, bits = (
+            (44_100, 48_000, 32_000),
+            (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+        )
     else:
         rates = (22_050, 24_000, 16_000) if version == _MPEG_2 else (11_025, 12_000, 8_000)
         bits = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)

@@ -76,7 +76,9 @@ class SpeechResponse(Response):
                     body = encoded(encoder, plan, pieces)
                     if is_sse:
                         body = _events(body, speech, encoder, record)
-                    await self._start(send, plan, encoder, "text/event-stream" if is_sse else encoder.content_type)
+                    await self._start(
+                        send, plan, encoder, "text/event-stream" if is_sse else encoder.content_type
+                    )
                     started = True
                     async with aclosing(body):
                         async for data in body:
@@ -92,9 +94,15 @@ class SpeechResponse(Response):
             # incomplete, which the client's HTTP library notices.
             if is_sse:
                 with suppress(_ClientStalledError):
-                    await self._send(send, _event("speech.audio.error", {"error": error_fields(error)}), more=False)
+                    await self._send(
+                        send,
+                        _event("speech.audio.error", {"error": error_fields(error)}),
+                        more=False,
+                    )
 
-    async def _send_whole(self, plan: SpeechPlan, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_whole(
+        self, plan: SpeechPlan, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         speech, audio = await speak_whole(self._services, plan, self._record)
         headers = _headers(plan, audio.sample_rate, audio.channels) | {
             "X-Audio-Seconds": f"{audio.seconds:.6f}",
@@ -102,9 +110,13 @@ class SpeechResponse(Response):
             "X-Input-Tokens": str(speech.prompt_rows),
             "X-Output-Tokens": str(speech.frames),
         }
-        await Response(audio.body, headers=headers, media_type=audio.content_type)(scope, receive, send)
+        await Response(audio.body, headers=headers, media_type=audio.content_type)(
+            scope, receive, send
+        )
 
-    async def _start(self, send: Send, plan: SpeechPlan, encoder: AudioEncoder, content_type: str) -> None:
+    async def _start(
+        self, send: Send, plan: SpeechPlan, encoder: AudioEncoder, content_type: str
+    ) -> None:
         headers = _headers(plan, encoder.sample_rate, encoder.channels) | {
             "Content-Type": content_type,
             "Cache-Control": "no-store",
@@ -120,10 +132,14 @@ class SpeechResponse(Response):
             async with asyncio.timeout(seconds):
                 await send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
-            raise _ClientStalledError(408, f"nothing was taken for {seconds:g} s", code="client_stalled") from None
+            raise _ClientStalledError(
+                408, f"nothing was taken for {seconds:g} s", code="client_stalled"
+            ) from None
 
 
-async def speak_whole(services: Services, plan: SpeechPlan, record: RequestRecord) -> tuple[Speaking, EncodedAudio]:
+async def speak_whole(
+    services: Services, plan: SpeechPlan, record: RequestRecord
+) -> tuple[Speaking, EncodedAudio]:
     """The whole speech of `plan` as one body. Raises what `speaking` raises."""
     async with speaking(services, plan, record) as (speech, pieces):
         whole = [samples_CS async for samples_CS in pieces]
@@ -139,7 +155,11 @@ async def new_encoder(services: Services, plan: SpeechPlan) -> AudioEncoder:
 
     Those of compressed formats take milliseconds to open, which happens on a thread.
     """
-    return _encoder_of(services, plan) if _is_cheap(plan) else await asyncio.to_thread(_encoder_of, services, plan)
+    return (
+        _encoder_of(services, plan)
+        if _is_cheap(plan)
+        else await asyncio.to_thread(_encoder_of, services, plan)
+    )
 
 
 def _encoder_of(services: Services, plan: SpeechPlan) -> AudioEncoder:
@@ -149,7 +169,9 @@ def _encoder_of(services: Services, plan: SpeechPlan) -> AudioEncoder:
 
 
 @contextmanager
-def _opening_encoder(services: Services, plan: SpeechPlan) -> Iterator[asyncio.Future[AudioEncoder]]:
+def _opening_encoder(
+    services: Services, plan: SpeechPlan
+) -> Iterator[asyncio.Future[AudioEncoder]]:
     """A future of the encoder, which is opened while the engine generates the first audio."""
     opening: asyncio.Future[AudioEncoder]
     if _is_cheap(plan):
@@ -157,7 +179,9 @@ def _opening_encoder(services: Services, plan: SpeechPlan) -> Iterator[asyncio.F
         opening.set_result(_encoder_of(services, plan))
     else:
         opening = asyncio.create_task(asyncio.to_thread(_encoder_of, services, plan))
-        opening.add_done_callback(lambda done: done.cancelled() or done.exception())  # the future may never be awaited
+        opening.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # the future may never be awaited
     try:
         yield opening
     finally:
@@ -174,7 +198,11 @@ async def encoded(
     """Encode `pieces`. Nothing is yielded while the encoder buffers."""
     is_cheap = _is_cheap(plan)
     async for samples_CS in pieces:
-        data = encoder.feed(samples_CS) if is_cheap else await asyncio.to_thread(encoder.feed, samples_CS)
+        data = (
+            encoder.feed(samples_CS)
+            if is_cheap
+            else await asyncio.to_thread(encoder.feed, samples_CS)
+        )
         if data:
             yield data
     data = encoder.finish()
@@ -183,7 +211,10 @@ async def encoded(
 
 
 async def _events(
-    body: AsyncGenerator[bytes, None], speech: Speaking, encoder: AudioEncoder, record: RequestRecord
+    body: AsyncGenerator[bytes, None],
+    speech: Speaking,
+    encoder: AudioEncoder,
+    record: RequestRecord,
 ) -> AsyncGenerator[bytes, None]:
     """OpenAI's events for speech without errors."""
     async with aclosing(body):
@@ -208,4 +239,8 @@ def _event(kind: str, fields: dict[str, object]) -> bytes:
 
 
 def _headers(plan: SpeechPlan, sample_rate: int, channels: int) -> dict[str, str]:
-    return {"X-Sample-Rate": str(sample_rate), "X-Channels": str(channels), "X-Seed": str(plan.seed)}
+    return {
+        "X-Sample-Rate": str(sample_rate),
+        "X-Channels": str(channels),
+        "X-Seed": str(plan.seed),
+    }

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.checkpoint.voices import DEFAULT_VOICE
-from hocket.core import MAX_SEED, FinishReason, Reference, RequestEnd, Samples, SpeechRequest, TaskType, drawn_seed
+from hocket.core import (
+    MAX_SEED,
+    FinishReason,
+    Reference,
+    RequestEnd,
+    Samples,
+    SpeechRequest,
+    TaskType,
+    drawn_seed,
+)
 from hocket.errors import CapacityError, EngineStoppedError, InvalidRequestError, Template
 from hocket.server.errors import ApiError
 from hocket.server.middleware import RequestRecord
@@ -117,14 +126,18 @@ async def _plan(services: Services, body: SpeechBody) -> SpeechPlan:
         found = await resolve_reference(services, body.reference_audio)
         if found.reference is None:
             raise InvalidRequestError(
-                Template("{param}: the voice {name!a} has no recording; give it as voice", name=body.reference_audio),
+                Template(
+                    "{param}: the voice {name!a} has no recording; give it as voice",
+                    name=body.reference_audio,
+                ),
                 param="reference_audio",
             )
         words = body.reference_text or found.words
     else:
         if body.reference_text is not None:
             raise InvalidRequestError(
-                Template("{param} are the words of a recording; give {reference_audio}, too"), param="reference_text"
+                Template("{param} are the words of a recording; give {reference_audio}, too"),
+                param="reference_text",
             )
         found = await resolve_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
         words = found.words
@@ -144,21 +157,28 @@ async def _plan(services: Services, body: SpeechBody) -> SpeechPlan:
     )
 
 
-def _check_x_vector_only(value: bool, task: TaskType | None, found: ResolvedVoice, words: str | None) -> None:
+def _check_x_vector_only(
+    value: bool, task: TaskType | None, found: ResolvedVoice, words: str | None
+) -> None:
     """Raises InvalidRequestError where the field would have no effect."""
     name = "x_vector_only_mode"
     if task not in (None, "Base"):
         raise InvalidRequestError(
-            f"{name} is about a recording, and a {task} checkpoint takes none; leave it out", param=name
+            f"{name} is about a recording, and a {task} checkpoint takes none; leave it out",
+            param=name,
         )
     if found.reference is None:
         raise InvalidRequestError(
-            Template("{param} is about a recording, and there is none; give {reference_audio}, or leave it out"),
+            Template(
+                "{param} is about a recording, and there is none; give {reference_audio}, or leave "
+                "it out"
+            ),
             param=name,
         )
     if not value and words is None:
         raise InvalidRequestError(
-            Template("{param}: false needs {reference_text}, the words of the recording"), param=name
+            Template("{param}: false needs {reference_text}, the words of the recording"),
+            param=name,
         )
 
 
@@ -170,7 +190,11 @@ async def segments_of(services: Services, text: str, language: str | None) -> tu
     max_characters, front = services.segment_characters, services.client.info.text_front
     if front is None:
         return tuple(split_text(text, max_characters))
-    return tuple(await asyncio.to_thread(split_text, text, max_characters, lambda part: len(normalize(part, language))))
+    return tuple(
+        await asyncio.to_thread(
+            split_text, text, max_characters, lambda part: len(normalize(part, language))
+        )
+    )
 
 
 class Speaking:
@@ -180,7 +204,11 @@ class Speaking:
         self.plan = plan
         self._services, self._record = services, record
         info = services.client.info
-        self.sample_rate, self.channels, self._format = info.sample_rate, info.channels, info.samples
+        self.sample_rate, self.channels, self._format = (
+            info.sample_rate,
+            info.channels,
+            info.samples,
+        )
         self.frames = 0
         #: Prompt rows of all segments: template, text and reference.
         self.prompt_rows = 0
@@ -214,7 +242,9 @@ class Speaking:
 
     async def _speak(self, request: SpeechRequest) -> AsyncGenerator[Samples, None]:
         before = self.frames
-        async with await self._services.client.submit(request, streaming=self.plan.streaming) as stream:
+        async with await self._services.client.submit(
+            request, streaming=self.plan.streaming
+        ) as stream:
             async for chunk in stream:
                 self.frames += len(chunk.codes)
                 self._record.frames = self.frames
@@ -228,7 +258,9 @@ class Speaking:
         record = self._record
         if record.first_audio_seconds is None:
             record.first_audio_seconds = record.age_seconds
-            if self.plan.streaming:  # not of a whole response, whose first chunk is large and not sent
+            if (
+                self.plan.streaming
+            ):  # not of a whole response, whose first chunk is large and not sent
                 self._services.metrics.first_audio(record.age_seconds)
         self.samples += samples_CS.shape[1]
         record.audio_seconds = self.audio_seconds
@@ -236,7 +268,9 @@ class Speaking:
     def _ended(self, end: RequestEnd, frames: int) -> None:
         # A cancellation by the client would have ended this reader, so the engine is stopping.
         if end.finish_reason == "cancelled":
-            raise EngineStoppedError("the server is about to stop and ended this request; send it again")
+            raise EngineStoppedError(
+                "the server is about to stop and ended this request; send it again"
+            )
         if not frames:
             raise self._no_audio()
         self.prompt_rows += end.prompt_rows
@@ -252,9 +286,14 @@ class Speaking:
         what = "the model ended the speech before its first frame"
         if self.plan.is_repeatable:
             return ApiError(
-                400, f"{what}, as it will each time; try another seed or text", param="seed", code="no_audio"
+                400,
+                f"{what}, as it will each time; try another seed or text",
+                param="seed",
+                code="no_audio",
             )
-        return ApiError(500, f"{what}; send the request again, it then gets another seed", code="no_audio")
+        return ApiError(
+            500, f"{what}; send the request again, it then gets another seed", code="no_audio"
+        )
 
     def _frames_left(self) -> int | None:
         max_frames = self.plan.body.max_new_tokens
@@ -285,12 +324,15 @@ async def speaking(
                     first = await anext(pieces)
             except TimeoutError:
                 raise CapacityError(
-                    f"no audio within {settings.first_audio_seconds:g} s, the engine is too busy; try again later"
+                    f"no audio within {settings.first_audio_seconds:g} s, the engine is too busy; "
+                    "try again later"
                 ) from None
             yield speech, _chain(first, pieces)
     except TimeoutError:
         seconds = f"{settings.request_seconds:g} s"
-        raise ApiError(504, f"the request took longer than {seconds}; shorten the text", code="deadline") from None
+        raise ApiError(
+            504, f"the request took longer than {seconds}; shorten the text", code="deadline"
+        ) from None
     finally:
         services.metrics.speech_ended(speech.audio_seconds, record.age_seconds)
 

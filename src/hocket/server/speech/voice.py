@@ -37,7 +37,9 @@ async def resolve_voice(services: Services, name: str, param: str) -> ResolvedVo
     try:
         builtin = services.voices.builtin(name)
         if builtin is None:
-            return ResolvedVoice(*await asyncio.to_thread(services.voices.reference, name, codec=codec))
+            return ResolvedVoice(
+                *await asyncio.to_thread(services.voices.reference, name, codec=codec)
+            )
         if builtin.is_speaker:
             return ResolvedVoice(speaker=voice_name(name))
         return ResolvedVoice(builtin.codes, builtin.reference_text)
@@ -45,7 +47,8 @@ async def resolve_voice(services: Services, name: str, param: str) -> ResolvedVo
         known = [voice.name for voice in await asyncio.to_thread(services.voices.listed)]
         more = ", ..." if len(known) > _SHOWN_VOICES else ""
         raise InvalidRequestError(
-            f"there is no voice {name!a}; some are {', '.join(known[:_SHOWN_VOICES])}{more}", param=param
+            f"there is no voice {name!a}; some are {', '.join(known[:_SHOWN_VOICES])}{more}",
+            param=param,
         ) from None
     except InvalidRequestError as error:
         raise error.renamed({"name": param, "voice": param}) from None

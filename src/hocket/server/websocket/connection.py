@@ -59,7 +59,9 @@ class SocketConnection:
                 if not is_idle():
                     continue
                 seconds = f"{self._idle_seconds:g} s"
-                error = ApiError(408, f"nothing was said for {seconds}; connect again", code="idle_timeout")
+                error = ApiError(
+                    408, f"nothing was said for {seconds}; connect again", code="idle_timeout"
+                )
                 raise HangUpError(_CLOSE_NORMAL, error) from None
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message["code"])
@@ -95,7 +97,9 @@ class SocketConnection:
                 return
             if isinstance(error, HangUpError):
                 code = error.code
-                if code != _CLOSE_TRY_AGAIN_LATER:  # a client that does not read would not read this either
+                if (
+                    code != _CLOSE_TRY_AGAIN_LATER
+                ):  # a client that does not read would not read this either
                     await self.send_error(error.error, fatal=True)
             elif isinstance(error, Exception):
                 code = _CLOSE_INTERNAL_ERROR
@@ -112,5 +116,7 @@ class SocketConnection:
                 else:
                     await self._socket.send_bytes(message)
         except TimeoutError:
-            error = ApiError(408, f"the client took nothing for {self._stall_seconds:g} s", code="stalled")
+            error = ApiError(
+                408, f"the client took nothing for {self._stall_seconds:g} s", code="stalled"
+            )
             raise HangUpError(_CLOSE_TRY_AGAIN_LATER, error) from None

@@ -58,4 +58,9 @@ class VllmOmniEvents:
         if kind == "sentence":
             return {"type": "audio.start", **place, "sentence_text": fields["text"], **self._format}
         assert kind == "sentence_end", kind
-        return {"type": "audio.done", **place, "total_bytes": fields["bytes"], "error": fields["failed"]}
+        return {
+            "type": "audio.done",
+            **place,
+            "total_bytes": fields["bytes"],
+            "error": fields["failed"],
+        }

@@ -54,7 +54,8 @@ class ConfigMessage(StartMessage):
     def _streams_pcm(self) -> ConfigMessage:
         if self.stream_audio and self.response_format != "pcm":
             raise InvalidRequestError(
-                Template("{param}: {stream_audio} needs pcm; leave one of them out"), param="response_format"
+                Template("{param}: {stream_audio} needs pcm; leave one of them out"),
+                param="response_format",
             )
         return self
 

@@ -24,7 +24,13 @@ from hocket.server.schemas import check_text, read_json
 from hocket.server.services import Services, services_of
 from hocket.server.speech.encoders import encode_whole
 from hocket.server.speech.responses import encoded, new_encoder
-from hocket.server.speech.synthesis import SpeechPlan, plan_speech, segment_seed, segments_of, speaking
+from hocket.server.speech.synthesis import (
+    SpeechPlan,
+    plan_speech,
+    segment_seed,
+    segments_of,
+    speaking,
+)
 from hocket.server.websocket.connection import SocketConnection
 from hocket.server.websocket.dialects import VllmOmniEvents, hocket_events
 from hocket.server.websocket.messages import (
@@ -87,7 +93,9 @@ class _Session:
     def __init__(self, socket: WebSocket) -> None:
         self._services: Services = services_of(socket)
         self._settings = self._services.settings
-        self._connection = SocketConnection(socket, self._settings.stall_seconds, self._settings.socket_idle_seconds)
+        self._connection = SocketConnection(
+            socket, self._settings.stall_seconds, self._settings.socket_idle_seconds
+        )
         self._record = record_of(socket)
         # From `start`
         self._plan: SpeechPlan | None = None
@@ -136,18 +144,24 @@ class _Session:
     async def _handle(self, raw: str | None) -> None:
         """Handle one message. After an error the socket stays open and nothing has changed."""
         if raw is None:
-            raise InvalidRequestError("binary messages are not supported; send JSON in text messages")
+            raise InvalidRequestError(
+                "binary messages are not supported; send JSON in text messages"
+            )
         document = read_json(raw.encode())
         kind = kind_of(document)
         if self._plan is None and kind in OMNI_MODELS:
             self._connection.dialect = VllmOmniEvents()  # errors have this form, too
         message = read_message(kind, document, self._settings)
         if self._is_closing and not isinstance(message, CancelMessage):
-            raise InvalidRequestError(f"after close, {message.type} comes too late; connect again", param="type")
+            raise InvalidRequestError(
+                f"after close, {message.type} comes too late; connect again", param="type"
+            )
         if isinstance(message, StartMessage):
             await self._start(message)
         elif self._plan is None:
-            raise InvalidRequestError(f"{message.type} comes too early; send start before anything else", param="type")
+            raise InvalidRequestError(
+                f"{message.type} comes too early; send start before anything else", param="type"
+            )
         elif isinstance(message, TextMessage):
             self._take_text(message.text)
         elif isinstance(message, FlushMessage):
@@ -159,7 +173,9 @@ class _Session:
 
     async def _start(self, message: StartMessage) -> None:
         if self._is_open or not (self._speaker_waits and self._waiting.empty()):
-            raise InvalidRequestError("start comes while text waits or is spoken; flush or cancel first", param="type")
+            raise InvalidRequestError(
+                "start comes while text waits or is spoken; flush or cancel first", param="type"
+            )
         self._check_room(message.text)
         # One seed for every utterance, as if the client had given it, so that the same text gives
         # the same speech.
@@ -198,7 +214,8 @@ class _Session:
         max_characters = self._settings.max_characters
         if characters > max_characters or self._waiting.qsize() >= _MAX_WAITING:
             raise InvalidRequestError(
-                f"too much text waits to be spoken (at most {max_characters} characters may); send this again later",
+                f"too much text waits to be spoken (at most {max_characters} characters may); send "
+                "this again later",
                 param="text",
             )
 
@@ -310,7 +327,9 @@ class _Session:
             async with aclosing(self._sentence(item, pause_ms=0.0)) as pieces:
                 whole_CS = np.concatenate([samples_CS async for samples_CS in pieces], axis=1)
             rate, speed = self._services.client.info.sample_rate, self._plan.body.speed
-            audio = await asyncio.to_thread(encode_whole, self._plan.response_format, whole_CS, rate, speed)
+            audio = await asyncio.to_thread(
+                encode_whole, self._plan.response_format, whole_CS, rate, speed
+            )
             await self._connection.send_audio(audio.body, as_base64=False)
             await self._end_sentence()
             item = await self._next()
@@ -326,7 +345,9 @@ class _Session:
             item = await self._next()
 
     async def _sentence(self, text: str, pause_ms: float) -> AsyncGenerator[Samples, None]:
-        """Audio of one sentence after a pause: a request to the engine, with a log line of its own."""
+        """Audio of one sentence after a pause: a request to the engine, with a log line of
+        its own.
+        """
         assert self._plan is not None
         utterance, session = self._utterance, self._record
         index = utterance.sentences
@@ -342,7 +363,9 @@ class _Session:
         )
         body = self._plan.body.model_copy(update={"input": text})
         texts = await segments_of(self._services, text, body.language)
-        plan = replace(self._plan, texts=texts, body=body, seed=segment_seed(self._plan.seed, index))
+        plan = replace(
+            self._plan, texts=texts, body=body, seed=segment_seed(self._plan.seed, index)
+        )
         try:
             async with speaking(self._services, plan, record) as (speech, pieces):
                 pause_CS = speech.silence(pause_ms)
@@ -375,14 +398,23 @@ class _Session:
             return
         sent, utterance.sent_before = self._connection.audio_bytes - utterance.sent_before, None
         await self._connection.send_event(
-            "sentence_end", utterance=utterance.index, index=utterance.sentences - 1, bytes=sent, failed=failed
+            "sentence_end",
+            utterance=utterance.index,
+            index=utterance.sentences - 1,
+            bytes=sent,
+            failed=failed,
         )
 
     def _seconds(self) -> float:
         """Length of the utterance so far, as played."""
         if self._plan is None or not self._utterance.samples:
             return 0.0
-        return round(self._utterance.samples / self._services.client.info.sample_rate / self._plan.body.speed, 6)
+        return round(
+            self._utterance.samples
+            / self._services.client.info.sample_rate
+            / self._plan.body.speed,
+            6,
+        )
 
     async def _send_done(self) -> None:
         utterance = self._utterance

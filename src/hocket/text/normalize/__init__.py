@@ -46,7 +46,9 @@ def normalize_request(request: SpeechRequest, text_front: TextNormalizer | None)
         return request
     texts = {"text": _normalized(request.text, request.language, "text")}
     if request.reference_text is not None:
-        texts["reference_text"] = _normalized(request.reference_text, request.language, "reference_text")
+        texts["reference_text"] = _normalized(
+            request.reference_text, request.language, "reference_text"
+        )
     return request.model_copy(update={**texts, "text_front": False})
 
 
@@ -54,12 +56,14 @@ def _normalized(text: str, language: str | None, param: str) -> str:
     words = normalize(text, language)
     if not words.strip():
         raise InvalidRequestError(
-            Template("{param} has nothing that can be read out; give at least one word"), param=param
+            Template("{param} has nothing that can be read out; give at least one word"),
+            param=param,
         )
     if len(words) > MAX_TEXT_CHARACTERS:
         raise InvalidRequestError(
             Template(
-                "{param} has {characters:,} characters as it is read out; {limit:,} is the most, split it",
+                "{param} has {characters:,} characters as it is read out; {limit:,} is the most, "
+                "split it",
                 characters=len(words),
                 limit=MAX_TEXT_CHARACTERS,
             ),

@@ -65,7 +65,9 @@ def _iso_date(match: Match) -> str:
 def _numeric_date(match: Match) -> str:
     """A date of numbers; where both orders are possible, the month comes first, as in America."""
     first, second, in_year = int(match["first"]), int(match["second"]), match["year"]
-    month, day = (second, first) if first > _MONTHS_AND_DAYS[0] or match["mark"] == "." else (first, second)
+    month, day = (
+        (second, first) if first > _MONTHS_AND_DAYS[0] or match["mark"] == "." else (first, second)
+    )
     if not (1 <= month <= _MONTHS_AND_DAYS[0] and 1 <= day <= _MONTHS_AND_DAYS[1]):
         return match[0]
     if len(in_year) == 2:
@@ -83,7 +85,11 @@ def _hour_of_half_day(match: Match) -> str:
 def _time(match: Match) -> str:
     hour, minute, second = int(match["hour"]), match["minute"], match["second"]
     if minute != "00":
-        words = "twelve" + _minutes(minute) + " A M" if hour == 0 else cardinal(str(hour)) + _minutes(minute)
+        words = (
+            "twelve" + _minutes(minute) + " A M"
+            if hour == 0
+            else cardinal(str(hour)) + _minutes(minute)
+        )
     elif hour == 0:
         words = "midnight"
     else:
@@ -101,7 +107,9 @@ def _minutes(minute: str) -> str:
 CALENDAR_RULES: tuple[Rule, ...] = (
     (re.compile(rf"(?<=\d) ?[-–] ?(?={_MONTH.replace('?P<month>', '?:')} \d)"), lambda _: " to "),
     (
-        re.compile(rf"\b({'|'.join(DAYS)})\b\.?(?=,? (?:{'|'.join(month[:3] for month in MONTHS)}|\d))"),
+        re.compile(
+            rf"\b({'|'.join(DAYS)})\b\.?(?=,? (?:{'|'.join(month[:3] for month in MONTHS)}|\d))"
+        ),
         lambda match: DAYS[match[1]],
     ),
     (
@@ -117,11 +125,18 @@ CALENDAR_RULES: tuple[Rule, ...] = (
         _numeric_date,
     ),
     (
-        re.compile(r"(?<![\w./-])(?P<first>\d{1,2})(?P<mark>\.)(?P<second>\d{1,2})\.(?P<year>\d{4})(?![\w/-])"),
+        re.compile(
+            r"(?<![\w./-])(?P<first>\d{1,2})(?P<mark>\.)(?P<second>\d{1,2})\.(?P<year>\d{4})(?![\w/-])"
+        ),
         _numeric_date,
     ),
     (re.compile(rf"\b{_MONTH} {_DAY}(?:,? {_YEAR})?{_MORE}"), _month_day),
-    (re.compile(rf"(?<![\w.,:-])(?P<the>[Tt]he )?{_DAY}(?: of)?[ -]{_MONTH}(?:[, -]+{_YEAR})?{_MORE}"), _day_month),
+    (
+        re.compile(
+            rf"(?<![\w.,:-])(?P<the>[Tt]he )?{_DAY}(?: of)?[ -]{_MONTH}(?:[, -]+{_YEAR})?{_MORE}"
+        ),
+        _day_month,
+    ),
     (re.compile(rf"\b{_MONTH},? {_YEAR}{_MORE}"), _month_year),
     (
         re.compile(rf"(?<![\d:.,])(?P<hour>\d{{1,2}})(?:[:.](?P<minute>[0-5]\d))? ?{_HALF_DAY}"),

@@ -72,7 +72,11 @@ def fold(text: str) -> str:
     """
     if text.isascii():
         return text
-    text = _DEGREES.sub("°", _VULGAR.sub(" ", _GROUPED.sub("", text))).translate(_PRE).translate(_SUPERSCRIPTS)
+    text = (
+        _DEGREES.sub("°", _VULGAR.sub(" ", _GROUPED.sub("", text)))
+        .translate(_PRE)
+        .translate(_SUPERSCRIPTS)
+    )
     text = unicodedata.normalize("NFKC", text).translate(_PRE).translate(_PLAIN_LETTERS)
     text = _GREEK.sub(lambda match: _plain_name(match[1]), text)
     return "".join(map(_fold_character, unicodedata.normalize("NFC", text)))

@@ -76,11 +76,16 @@ def _at_end(match: Match) -> bool:
 
 def _title_or_street(match: Match) -> str:
     """ "St. Paul" is a saint, "Main St." a street; "Dr. No" a doctor, "Elm Dr." a drive."""
-    lead = re.search(r"(?:^|[\s(])([A-Za-z]\w*|\d\w*) $", match.string[max(0, match.start() - 24) : match.start()])
+    lead = re.search(
+        r"(?:^|[\s(])([A-Za-z]\w*|\d\w*) $",
+        match.string[max(0, match.start() - 24) : match.start()],
+    )
     follows_name = lead is not None and (lead[1][0].isupper() or lead[1][0].isdigit())
     goes_on = re.match(r" ?[A-Z]", after(match, 2)) is not None
     word = match[1] or match[2]
-    if word in STREETS and (not goes_on or (word == "St" and follows_name and lead and len(lead[1]) > 2)):
+    if word in STREETS and (
+        not goes_on or (word == "St" and follows_name and lead and len(lead[1]) > 2)
+    ):
         return STREETS[word] + ("." if _at_end(match) else "")
     return TITLES[word]
 
@@ -95,7 +100,8 @@ def _abbreviation(match: Match) -> str:
 #: Words that begin a sentence; any other word after "the U.S." continues it, as in "the U.S.
 #: Senate".
 _STARTERS = re.compile(
-    r"\s+[\"'(]*(?:A|An|And|As|At|But|By|For|He|Her|His|How|However|I|If|In|It|My|No|On|Our|She|So|That|The|Then|There|"
+    r"\s+[\"'(]*(?:A|An|And|As|At|But|By|For|He|Her|His|How|However|I|If|In|It|My|No|On|Our|She|"
+    r"So|That|The|Then|There|"
     r"These|They|This|To|We|What|When|Where|Who|Why|With|You|Your)\b"
 )
 
@@ -124,7 +130,12 @@ def _acronyms(text: str) -> str:
     if capitals > _SHOUTED * sum(map(str.isalpha, text)) and _CAPITAL_WORDS.search(text):
         return text
     return _ACRONYM.sub(
-        lambda match: match[0] if match[1] in SAID_AS_WORDS else " ".join(match[1]) + ("'s" if match[2] else ""), text
+        lambda match: (
+            match[0]
+            if match[1] in SAID_AS_WORDS
+            else " ".join(match[1]) + ("'s" if match[2] else "")
+        ),
+        text,
     )
 
 
@@ -137,21 +148,32 @@ _RULES_BEFORE_ACRONYMS: tuple[Rule, ...] = (
     (re.compile(r"(?<![\w.@])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}"), _address),
     (
         re.compile(
-            rf"(?<![\w.@-])(?:[A-Za-z0-9-]{{1,63}}\.){{1,4}}(?:{'|'.join(DOMAINS)})\b(?!\.\w)(?:/[^\s<>\"')]*[\w/])?"
+            rf"(?<![\w.@-])(?:[A-Za-z0-9-]{{1,63}}\.){{1,4}}(?:{'|'.join(DOMAINS)})\b(?!\.\w)(?"
+            rf":/[^\s<>\"')]*[\w/])?"
         ),
         _address,
     ),
     (
-        re.compile(rf"(?<![\w/.])(?:{'|'.join(sorted(_WORD, key=len, reverse=True))})(?![\w/+#])(?!\.)"),
+        re.compile(
+            rf"(?<![\w/.])(?:{'|'.join(sorted(_WORD, key=len, reverse=True))})(?![\w/+#])(?!\.)"
+        ),
         lambda match: WRITTEN_WORDS[match[0]],
     ),
-    (re.compile(rf"\b({'|'.join(TITLES)})\.(?= ?(?:[A-Z]|&|and ))|\b(?=St\.|Dr\.)(St|Dr)\."), _title_or_street),
+    (
+        re.compile(rf"\b({'|'.join(TITLES)})\.(?= ?(?:[A-Z]|&|and ))|\b(?=St\.|Dr\.)(St|Dr)\."),
+        _title_or_street,
+    ),
     *CALENDAR_RULES,
     (
         re.compile(rf"(?i)(?<![\w.])({'|'.join(BEFORE_NUMBERS)})\. ?(?=\d)"),
         lambda match: f"{BEFORE_NUMBERS[match[1].lower()]} ",
     ),
-    (re.compile(rf"(?i)(?<![\w.])(?<!\d )({'|'.join(re.escape(word) for word in ABBREVIATIONS)})\."), _abbreviation),
+    (
+        re.compile(
+            rf"(?i)(?<![\w.])(?<!\d )({'|'.join(re.escape(word) for word in ABBREVIATIONS)})\."
+        ),
+        _abbreviation,
+    ),
     (re.compile(r"(?<![\w.])(?:[A-Za-z]\.){2,8}(?!\w)"), _dotted_letters),
     (re.compile(r"(?<=[A-Za-z])-(?=\d)"), lambda _: " "),
     (re.compile(r"\bv(?=\d)"), lambda _: "version "),
@@ -159,7 +181,10 @@ _RULES_BEFORE_ACRONYMS: tuple[Rule, ...] = (
     (re.compile(r"~ ?(?=\d)"), lambda _: "about "),
     *QUANTITY_RULES,
     (
-        re.compile(rf"\b({'|'.join(REGNAL | NUMBERED)}) (?=[IVXL]+\b)(X{{0,3}}(?:I[XV]|V?I{{0,3}}))(?<! )(?![\w'])"),
+        re.compile(
+            rf"\b({'|'.join(REGNAL | NUMBERED)}) (?=[IVXL]+\b)(X{{0,3}}(?:I[XV]|V?I{{0,3}}))(?<! )"
+            rf"(?![\w'])"
+        ),
         _roman,
     ),
 )
@@ -170,7 +195,10 @@ _RULES_AFTER_ACRONYMS: tuple[Rule, ...] = (
     ),
     (re.compile(r"#(?=[A-Za-z])"), lambda _: "hashtag "),
     (re.compile("[" + re.escape("".join(SYMBOLS)) + "]"), lambda match: f" {SYMBOLS[match[0]]} "),
-    (re.compile("[" + re.escape("".join(CURRENCIES)) + "]"), lambda match: f" {CURRENCIES[match[0]][0][1]} "),
+    (
+        re.compile("[" + re.escape("".join(CURRENCIES)) + "]"),
+        lambda match: f" {CURRENCIES[match[0]][0][1]} ",
+    ),
 )
 
 

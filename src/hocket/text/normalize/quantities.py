@@ -6,7 +6,15 @@ import re
 
 from hocket.text.normalize.calendar import Match, Rule, after, before
 from hocket.text.normalize.numbers import cardinal, decade, digits, fraction, number, ordinal, year
-from hocket.text.normalize.tables import CURRENCIES, CURRENCY_CODES, DOLLARS, MAGNITUDES, PER, UNITS, Noun
+from hocket.text.normalize.tables import (
+    CURRENCIES,
+    CURRENCY_CODES,
+    DOLLARS,
+    MAGNITUDES,
+    PER,
+    UNITS,
+    Noun,
+)
 
 #: A whole number of bounded length: longer ones are read in pieces, so that a text of digits takes
 #: no longer than any other.
@@ -40,7 +48,9 @@ def _is_adjective(match: Match) -> bool:
 
 def _money(match: Match) -> str:
     groups = match.groupdict()
-    nouns, hundredth = CURRENCIES[groups["symbol"]] if groups.get("symbol") else CURRENCY_CODES[groups["code"]]
+    nouns, hundredth = (
+        CURRENCIES[groups["symbol"]] if groups.get("symbol") else CURRENCY_CODES[groups["code"]]
+    )
     if dollars := groups.get("dollars"):
         nouns = (f"{DOLLARS[dollars]} {nouns[0]}", f"{DOLLARS[dollars]} {nouns[1]}")
     if _is_adjective(match):
@@ -95,7 +105,9 @@ def _sizes(match: Match) -> str:
 
 def _telephone(match: Match) -> str:
     groups = re.findall(r"\d+", match[0])
-    return ("plus " if match[0].startswith("+") else "") + ", ".join(digits(group) for group in groups)
+    return ("plus " if match[0].startswith("+") else "") + ", ".join(
+        digits(group) for group in groups
+    )
 
 
 def _international(match: Match) -> str:
@@ -108,7 +120,8 @@ _YEARLIKE = r"(?:1\d|20)\d\d"
 #: First year that needs no word before it to be read as one: "in 1066", but "1066 is a number".
 _FIRST_PLAIN_YEAR = "1100"
 _BEFORE_YEARS = re.compile(
-    r"(?:\b(?:in|since|by|from|until|till|of|year|before|after|around|circa|during|early|late|mid|spring|summer|autumn|"
+    r"(?:\b(?:in|since|by|from|until|till|of|year|before|after|around|circa|during|early|late|mid|"
+    r"spring|summer|autumn|"
     r"fall|winter|to|and|between|class|copyright|A D)|[(,])[ -]$",
     re.IGNORECASE,
 )
@@ -139,7 +152,9 @@ def _fraction(match: Match) -> str:
 
 
 def _range(match: Match) -> str:
-    read = year if re.fullmatch(_YEARLIKE, match[1]) and re.fullmatch(_YEARLIKE, match[2]) else number
+    read = (
+        year if re.fullmatch(_YEARLIKE, match[1]) and re.fullmatch(_YEARLIKE, match[2]) else number
+    )
     to = " " if match[1] == match[2] else " to "  # "a 50-50 chance"
     return read(match[1]) + to + read(match[2])
 
@@ -152,7 +167,8 @@ def _plain(match: Match) -> str:
 #: Groups of digits that are read one by one.
 _CODES = "|".join(
     (
-        r"(?<![\w.-])(?:(?:\+\d{1,3}|1)[ .-])?(?:\(\d{2,4}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])",  # (555) 123-4567
+        # (555) 123-4567
+        r"(?<![\w.-])(?:(?:\+\d{1,3}|1)[ .-])?(?:\(\d{2,4}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])",
         r"(?<![\w.,-])\d{3}-\d{4}(?![\w-])",  # 555-1234
         r"(?<![\w.,-])0\d{2,4}[ -]\d{3,4}[ -]?\d{3,4}(?![\w-])",  # 020 7946 0958
         r"(?<![\w.,-])\d{4}(?:[ -]\d{4}){3}(?![\w-])",  # 1234 5678 9012 3456
@@ -160,7 +176,8 @@ _CODES = "|".join(
     )
 )
 _AFTER_WORDS_FOR_CODES = (
-    r"(?i:(?<=\bcall )|(?<=\bdial )|(?<=\bcode )|(?<=\bcode is )|(?<=\bPIN )|(?<=\bPIN is )|(?<=\bextension ))"
+    r"(?i:(?<=\bcall )|(?<=\bdial )|(?<=\bcode )|(?<=\bcode is )|(?<=\bPIN )|(?<=\bPIN is )|"
+    r"(?<=\bextension ))"
 )
 
 QUANTITY_RULES: tuple[Rule, ...] = (
@@ -170,8 +187,14 @@ QUANTITY_RULES: tuple[Rule, ...] = (
         lambda match: match[0].replace(".", "").replace(",", "."),
     ),
     (re.compile(_CODES), _telephone),
-    (re.compile(r"(?<![\w.])\+(?:\d{1,3}(?:[ .-]\(?\d{1,5}\)?){1,6}|\d{8,15})(?!\d)"), _international),
-    (re.compile(rf"{_AFTER_WORDS_FOR_CODES}\d{{3,15}}(?![.,]?\d|\w)"), lambda match: digits(match[0])),
+    (
+        re.compile(r"(?<![\w.])\+(?:\d{1,3}(?:[ .-]\(?\d{1,5}\)?){1,6}|\d{8,15})(?!\d)"),
+        _international,
+    ),
+    (
+        re.compile(rf"{_AFTER_WORDS_FOR_CODES}\d{{3,15}}(?![.,]?\d|\w)"),
+        lambda match: digits(match[0]),
+    ),
     # Money.
     (
         re.compile(
@@ -180,17 +203,30 @@ QUANTITY_RULES: tuple[Rule, ...] = (
         ),
         _money,
     ),
-    (re.compile(rf"{_FRESH}{_MINUS}{_alternatives(_NUMBER)}{_BIG} ?(?P<symbol>{_SYMBOL}){_PER}"), _money),
+    (
+        re.compile(rf"{_FRESH}{_MINUS}{_alternatives(_NUMBER)}{_BIG} ?(?P<symbol>{_SYMBOL}){_PER}"),
+        _money,
+    ),
     (re.compile(rf"{_FRESH}{_MINUS}{_alternatives(_NUMBER)}{_BIG} ?{_CODE}{_PER}"), _money),
     (re.compile(rf"\b{_CODE} ?{_alternatives(_NUMBER)}{_BIG}{_PER}"), _money),
-    (re.compile(r"(?<![\w.,])(\d{1,9}) ?¢"), lambda match: f"{cardinal(match[1])} cent{'s' * (match[1] != '1')}"),
+    (
+        re.compile(r"(?<![\w.,])(\d{1,9}) ?¢"),
+        lambda match: f"{cardinal(match[1])} cent{'s' * (match[1] != '1')}",
+    ),
     # Ordinals, decades, and measures.
-    (re.compile(rf"{_FRESH}({_WHOLE})(?:st|nd|rd|th|ST|ND|RD|TH)\b"), lambda match: ordinal(match[1])),
-    (re.compile(r"(?<![\w.,])'?((?:1[1-9]|20)\d0|[2-9]0)(?:'?s)\b"), lambda match: decade(match[1])),
+    (
+        re.compile(rf"{_FRESH}({_WHOLE})(?:st|nd|rd|th|ST|ND|RD|TH)\b"),
+        lambda match: ordinal(match[1]),
+    ),
+    (
+        re.compile(r"(?<![\w.,])'?((?:1[1-9]|20)\d0|[2-9]0)(?:'?s)\b"),
+        lambda match: decade(match[1]),
+    ),
     (re.compile(r"(?<![\w.,])(\d{1,2})' ?(\d{1,2})(?:\"|''|\b)"), _feet_and_inches),
     (
         re.compile(
-            rf"{_FRESH}{_MINUS}{_alternatives(_NUMBER)}(?P<gap>[ -]?)(?P<unit>{_UNIT})(?:\^(?P<power>[23]))?"
+            rf"{_FRESH}{_MINUS}{_alternatives(_NUMBER)}(?P<gap>[ -]?)(?P<unit>{_UNIT})(?:\^(?"
+            rf"P<power>[23]))?"
             rf"(?:(?<=[%°])|(?![\w'])){_PER}"
         ),
         _measure,
@@ -208,7 +244,8 @@ QUANTITY_RULES: tuple[Rule, ...] = (
     ),
     (
         re.compile(
-            r"(?<![\w./,-])(?:(?P<whole>\d{1,6})[ -])?(?P<numerator>\d{1,3})/(?P<denominator>[1-9]\d{0,3})(?![\w/])"
+            r"(?<![\w./,-])(?:(?P<whole>\d{1,6})[ -])?(?P<numerator>\d{1,3})/(?"
+            r"P<denominator>[1-9]\d{0,3})(?![\w/])"
         ),
         _fraction,
     ),
