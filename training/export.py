@@ -1,5 +1,5 @@
-"""Write the trained codec as an official checkpoint (spec/moss 2.7), and load such a folder as the
-product does.
+"""Write the trained codec as an official checkpoint (sources: MOSS 2.7), and load such a folder as
+the product does.
 
     python -m training.export --source OUT --target CHECKPOINT [--frozen START]
 

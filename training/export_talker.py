@@ -1,4 +1,5 @@
-"""Write the trained talker as an official checkpoint (spec/moss 1.9), and read such a folder back.
+"""Write the trained talker as an official checkpoint (sources: MOSS 1.9), and read such a folder
+back.
 
     python -m training.export_talker --source CHECKPOINT --target FOLDER
 

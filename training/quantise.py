@@ -1,8 +1,8 @@
 """The training pass through the product's residual quantizer: straight-through codes, and moving
 codebooks.
 
-The arithmetic is that of `ResidualLFQ.encode` and `.decode` (spec/moss 2.4): search by cosine, read
-the raw row.
+The arithmetic is that of `ResidualLFQ.encode` and `.decode` (sources: MOSS 2.4): search by cosine,
+read the raw row.
 """
 
 from __future__ import annotations

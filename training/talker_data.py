@@ -1,9 +1,9 @@
 """Training data of the talker: coded utterances, in prompts of the product's own builder.
 
-Three kinds of prompt, as requests have them (spec/moss 1.7). Without a reference the default voice
-speaks. With one, its speaker says another text. A continuation starts with frames of the first
-words of the text. Reference and target come from one speaker at about one speed, so that the speed
-is cloned, too.
+Three kinds of prompt, as requests have them (sources: MOSS 1.7). Without a reference the default
+voice speaks. With one, its speaker says another text. A continuation starts with frames of the
+first words of the text. Reference and target come from one speaker at about one speed, so that the
+speed is cloned, too.
 """
 
 from __future__ import annotations

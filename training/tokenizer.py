@@ -30,7 +30,7 @@ SPECIAL_TOKENS = (
     "<|user_slot|>",
     "<|gen_slot|>",
 )
-#: The prompt of a MOSS-TTS-Local model without the user's words (spec/moss 1.7).
+#: The prompt of a MOSS-TTS-Local model without the user's words (sources: MOSS 1.7).
 FIELDS = ("Instruction", "Tokens", "Quality", "Sound Event", "Ambient Sound", "Language", "Text")
 TEMPLATE = (
     "user\n",

@@ -141,7 +141,7 @@ class EngineConfig(StrictModel):
     #: Share K/V pages between prompts with a common prefix.
     prefix_cache: bool = True
     #: Default cap on new frames of a request (12.5 frames a second: 4096 are five and a half
-    #: minutes; spec/moss 1.5).
+    #: minutes; sources: MOSS 1.5).
     max_frames: PositiveInt = 4096
     #: Give the same bytes for a request and seed whatever else runs. All shapes are fixed, which
     #: costs speed.

@@ -63,12 +63,12 @@ PositiveFactor = Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)]
 
 
 class SamplingFields(StrictModel):
-    """Parameters of drawing codes (spec/moss 1.6), in requests and in a checkpoint's files.
+    """Parameters of drawing codes (sources: MOSS 1.6), in requests and in a checkpoint's files.
 
     Names, bounds and help are written here once, also for HTTP bodies and the command line. `None`
     means the model's own recommendation. Fields that begin with `predictor_` apply to the codes
-    after the first in families that draw them with their own parameters (Qwen3-TTS, spec/qwen3 7);
-    other families refuse them.
+    after the first in families that draw them with their own parameters (Qwen3-TTS, sources: Qwen3
+    7); other families refuse them.
     """
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy.")
@@ -212,7 +212,7 @@ class SpeechRequest(StrictModel):
     """One text to synthesise.
 
     `reference` alone clones its voice(s). With `reference_text`, the transcript of exactly one
-    reference, the model continues that recording (spec/moss 1.7). `voice` names one of the
+    reference, the model continues that recording (sources: MOSS 1.7). `voice` names one of the
     checkpoint's own voices.
     """
 

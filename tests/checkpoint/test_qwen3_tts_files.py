@@ -24,7 +24,7 @@ def generation_file(folder: Path, **says: object) -> Path:
 
 
 def test_how_long_speech_is_where_a_request_does_not_say(tmp_path: Path) -> None:
-    """The last token gets no frame (spec/qwen3 5, 7)."""
+    """The last token gets no frame (sources: Qwen3 5, 7)."""
     found = recommended_sampling(generation_file(tmp_path, max_new_tokens=4))
     assert found.max_frames == found.overridden_by(Sampling(top_k=3)).max_frames == 3
     assert recommended_sampling(generation_file(tmp_path)).max_frames is None

@@ -1,4 +1,4 @@
-"""The golden checkpoints through the command line alone (spec/moss 5.3)."""
+"""The golden checkpoints through the command line alone (sources: MOSS 5.3)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FLAGS = {
     "instruct": "--instructions",
     "ref_text": "--reference-text",
 }
-#: Of the official codec's own chunks against its whole decode, in float32 (spec/qwen3 9); the
+#: Of the official codec's own chunks against its whole decode, in float32 (sources: Qwen3 9); the
 #: waves' deviation is 0.33.
 TOLERANCE = 2e-4
 

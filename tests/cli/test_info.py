@@ -86,8 +86,8 @@ def test_a_codec_that_is_not_there_is_said_so() -> None:
 
 
 def test_the_released_talker(tmp_path: Path) -> None:
-    """spec/moss 1.1 and 1.9: 4,129,990,144 parameters, 8.26 GB in bfloat16, 147,456 bytes of K/V a
-    row.
+    """sources: MOSS 1.1 and 1.9: 4,129,990,144 parameters, 8.26 GB in bfloat16, 147,456 bytes of
+    K/V a row.
     """
     raw: dict[str, Any] = json.loads((GOLDEN / "local_tiny" / "config.json").read_text())
     backbone = {

@@ -1,4 +1,4 @@
-"""Sampling (spec/moss 1.6): goldens of the official class, published Philox vectors, and
+"""Sampling (sources: MOSS 1.6): goldens of the official class, published Philox vectors, and
 statistics.
 """
 

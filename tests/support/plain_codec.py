@@ -1,7 +1,7 @@
 """The codec written a second time, for tests: whole sequences, float64, straight from a
 checkpoint's own tensors.
 
-No state, no chunks, no fused or folded weights: what spec/qwen3 9 and 10 say, a line each.
+No state, no chunks, no fused or folded weights: what sources: Qwen3 9 and 10 say, a line each.
 """
 
 from __future__ import annotations

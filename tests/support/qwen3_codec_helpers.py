@@ -38,7 +38,7 @@ def raw_config() -> dict[str, Any]:
 
 
 def full_config() -> dict[str, Any]:
-    """The released codec, as far as its shapes go (spec/qwen3 9, 10)."""
+    """The released codec, as far as its shapes go (sources: Qwen3 9, 10)."""
     raw = raw_config()
     raw["encoder_config"] = {"model_type": "mimi"}
     raw["decoder_config"] |= {

@@ -1,4 +1,6 @@
-"""Golden Qwen3-TTS checkpoints, their cases, and a plain loop that speaks them (spec/qwen3 17)."""
+"""Golden Qwen3-TTS checkpoints, their cases, and a plain loop that speaks them (sources:
+Qwen3 17).
+"""
 
 from __future__ import annotations
 

@@ -96,6 +96,8 @@ def trace_http() -> list[str]:
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(30)
+            if server.stdout is not None:
+                server.stdout.close()
         recorded = sorted(notes.glob("*.json"), key=lambda note: int(note.stem))
         files: dict[str, None] = {}
         for note in recorded:  # the front end has the lower process id: it starts the worker

@@ -194,9 +194,9 @@ def resample(samples_CS: NDArray[np.float32], from_rate: int, to_rate: int) -> N
 
     The kernel is a Hann-windowed sinc, six zero crossings wide, cut off at 0.99 of the lower
     Nyquist frequency. These are the defaults of torchaudio.functional.resample, which the models'
-    own processors use; another kernel gives other codes (spec/moss 1.8). As there, it is evaluated
-    in float32, but for 64 phases at a time: 44101 to 48000 Hz needs a kernel of 64 x 74 instead of
-    48000 x 44115 (8 GiB).
+    own processors use; another kernel gives other codes (sources: MOSS 1.8). As there, it is
+    evaluated in float32, but for 64 phases at a time: 44101 to 48000 Hz needs a kernel of 64 x 74
+    instead of 48000 x 44115 (8 GiB).
     """
     divisor = math.gcd(from_rate, to_rate)
     down, up = from_rate // divisor, to_rate // divisor

@@ -1,4 +1,6 @@
-"""Prepares reference recordings for a codec's encoder: rate, channels, loudness (spec/moss 1.8)."""
+"""Prepares reference recordings for a codec's encoder: rate, channels, loudness (sources: MOSS
+1.8).
+"""
 
 from __future__ import annotations
 
@@ -115,8 +117,8 @@ def prepare_reference(
 
 
 def normalise_loudness(samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Bring the mean power of all samples towards -20 dB of full scale, by 3 dB at most (spec/moss
-    1.8).
+    """Bring the mean power of all samples towards -20 dB of full scale, by 3 dB at most (sources:
+    MOSS 1.8).
     """
     power = float(np.mean(np.square(samples_CS, dtype=np.float64)))
     gain_db = np.clip(

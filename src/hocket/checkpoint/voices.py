@@ -29,7 +29,7 @@ _LOG = logging.getLogger("hocket")
 #: Voice of requests that name none: the model's own choice.
 DEFAULT_VOICE = "default"
 #: Use of a voice's codes in the prompt: a recording to clone, or the beginning of the model's own
-#: output, whose words are the transcript (spec/moss 1.7).
+#: output, whose words are the transcript (sources: MOSS 1.7).
 VoiceMode = Literal["clone", "continuation"]
 
 MAX_NAME_BYTES = 64
@@ -71,7 +71,7 @@ class BuiltinVoice:
     """A voice that comes with a checkpoint."""
 
     description: str
-    #: The model knows the voice by name and needs no codes (spec/qwen3).
+    #: The model knows the voice by name and needs no codes (sources: Qwen3).
     is_speaker: bool = False
     #: int64 [F, at least n_vq]; None: no reference, the model chooses the voice.
     codes: NDArray[np.int64] | None = None

@@ -1,4 +1,4 @@
-"""Loads safetensors into a module, through one explicit table (spec/moss 1.9 and 2.7).
+"""Loads safetensors into a module, through one explicit table (sources: MOSS 1.9 and 2.7).
 
 No code of a checkpoint is executed and no name is guessed: the table names every tensor of the
 files or lists it as a tied copy, and fills every parameter of the module.

@@ -1,4 +1,4 @@
-"""The syntax of pauses: `[pause 1.5s]` in a text requests that much silence (spec/moss 1.7)."""
+"""The syntax of pauses: `[pause 1.5s]` in a text requests that much silence (sources: MOSS 1.7)."""
 
 from __future__ import annotations
 

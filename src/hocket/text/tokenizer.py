@@ -94,7 +94,7 @@ _QWEN2_SPLIT = (
 
 
 def _qwen2_definition(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer.json, made from the older files (spec/qwen3 1)."""
+    """The content of tokenizer.json, made from the older files (sources: Qwen3 1)."""
     lines = _read(folder / "merges.txt").split("\n")
     if lines[0].startswith("#version:"):
         del lines[0]

@@ -1,4 +1,4 @@
-"""The talker against the official model's tensors (spec/moss 5.3), cached, chunked, batched and
+"""The talker against the official model's tensors (sources: MOSS 5.3), cached, chunked, batched and
 whole.
 """
 

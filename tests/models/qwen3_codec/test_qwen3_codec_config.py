@@ -30,7 +30,7 @@ def test_golden_config() -> None:
 
 
 def test_full_size_codec() -> None:
-    """Tensor and number counts are those of the official classes at full size (spec/qwen3 1,
+    """Tensor and number counts are those of the official classes at full size (sources: Qwen3 1,
     12).
     """
     config = Qwen3CodecConfig.from_dict(full_config())

@@ -72,7 +72,7 @@ def test_the_official_voice() -> None:
 
 
 def test_full_size_parameters() -> None:
-    """Counts of the official class (spec/qwen3 12); released files give the width only."""
+    """Counts of the official class (sources: Qwen3 12); released files give the width only."""
     for width, parameters in ((2048, 12_001_088), (1024, 8_854_336)):
         config = SpeakerConfig.from_dict({"enc_dim": width, "sample_rate": 24_000})
         with torch.device("meta"):

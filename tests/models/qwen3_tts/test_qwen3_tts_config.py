@@ -91,7 +91,7 @@ def test_the_table_names_every_tensor_of_the_file(name: str) -> None:
 
 
 def published(size: str) -> dict[str, Any]:
-    """The released dimensions (spec/qwen3 3, 6)."""
+    """The released dimensions (sources: Qwen3 3, 6)."""
     raw = read("custom_1b7" if size == "1b7" else "custom_0b6")
     hidden, ffn = (2048, 6144) if size == "1b7" else (1024, 3072)
     layers = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
@@ -117,7 +117,7 @@ def published(size: str) -> dict[str, Any]:
     ("size", "tensors", "parameters"), [("1b7", 404, 1_916_676_352), ("0b6", 402, 905_788_672)]
 )
 def test_published_sizes(size: str, tensors: int, parameters: int) -> None:
-    """Counts of the released CustomVoice files (spec/qwen3 1)."""
+    """Counts of the released CustomVoice files (sources: Qwen3 1)."""
     table = talker_weight_table(Qwen3TtsConfig.from_dict(published(size)), torch.bfloat16)
     assert len(table) == tensors
     assert sum(prod(entry.shape) for entry in table) == parameters

@@ -48,7 +48,7 @@ def two_columns(rows: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 def test_the_layout_of_the_specification() -> None:
     """ "Hello there." by vivian in English, with all of the text up front and a token a frame
-    (spec/qwen3 4).
+    (sources: Qwen3 4).
     """
     make, text = builder("custom_1b7"), "ab."
     a, b, stop = 97, 98, 46

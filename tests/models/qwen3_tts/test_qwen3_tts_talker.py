@@ -1,4 +1,6 @@
-"""The Qwen3-TTS talker and its prompts against the official classes' tensors (spec/qwen3 17)."""
+"""The Qwen3-TTS talker and its prompts against the official classes' tensors (sources:
+Qwen3 17).
+"""
 
 from __future__ import annotations
 

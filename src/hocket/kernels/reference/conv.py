@@ -112,8 +112,8 @@ def _windows(
 
 
 def snake(x: Tensor, rate_C: Tensor, gain_C: Tensor) -> Tensor:
-    """`x + sin(rate * x) ** 2 * gain` of [..., C] (spec/qwen3 9), float32 inside, in the dtype of
-    `x`.
+    """`x + sin(rate * x) ** 2 * gain` of [..., C] (sources: Qwen3 9), float32 inside, in the dtype
+    of `x`.
     """
     wide = x.float()
     return torch.addcmul(wide, (wide * rate_C).sin_().square_(), gain_C).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Drawing codes (spec/moss 1.6): pure functions of logits, row parameters and noise (`philox`).
+"""Drawing codes (sources: MOSS 1.6): pure functions of logits, row parameters and noise (`philox`).
 
 Every row has its own parameters and no branch depends on their values, so a row's result is the
 same bits whatever else is in the batch. The sampling kernel is tested against this; a CPU draws in
@@ -46,8 +46,8 @@ def draw_and_embed(
 
 
 def probabilities(logits_BV: Tensor, args: DrawArgs, seen_BV: Tensor | None = None) -> Tensor:
-    """float32 [B, V]: the distribution that a code is drawn from, in the order of spec/moss 1.6.
-    Greedy is one-hot.
+    """float32 [B, V]: the distribution that a code is drawn from, in the order of sources: MOSS
+    1.6. Greedy is one-hot.
 
     Penalty, temperature, top-k (ties with the k-th survive), top-p (a code goes when the mass
     before it exceeds p; of equal codes the lower index comes first), softmax.

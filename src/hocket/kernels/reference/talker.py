@@ -42,7 +42,7 @@ def add_rms_norm(
     """`x + delta`, rounded to their dtype (`x` itself without a delta), and the root-mean-square
     norm of that.
 
-    The norm (spec/moss 1.3) is float32 inside, rounded to the dtype of `x` *before* the weight
+    The norm (sources: MOSS 1.3) is float32 inside, rounded to the dtype of `x` *before* the weight
     multiplies.
     """
     total = x if delta is None else x + plain(delta)
@@ -143,7 +143,7 @@ def embed_sum(text_VD: Tensor, codes_WD: Tensor, text_M: Tensor, ids_MN: Tensor)
     nothing.
 
     Summed left to right in the tables' dtype, text first, so that bfloat16 rounds as officially
-    (spec/moss 1.2).
+    (sources: MOSS 1.2).
     """
     x_MD = F.embedding(text_M, text_VD)
     for ids_M in ids_MN.unbind(-1):

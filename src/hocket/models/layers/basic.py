@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension (spec/moss 1.3).
+    """Root-mean-square norm over the last dimension (sources: MOSS 1.3).
 
     The mean and the division run in float32; the result is rounded to the input's dtype *before*
     the weight multiplies.
@@ -58,7 +58,7 @@ def _angles(positions: Tensor, size: int, base: float) -> Tensor:
 
 def half_rope_tables(positions: Tensor, size: int, base: float, dtype: torch.dtype) -> RopeTables:
     """Tables of the NeoX form, channel j paired with j + size / 2: positions [...] to [..., size]
-    (spec/moss 1.3).
+    (sources: MOSS 1.3).
 
     Computed in float32 and rounded to `dtype` afterwards, as the official model does.
     """
@@ -69,7 +69,7 @@ def half_rope_tables(positions: Tensor, size: int, base: float, dtype: torch.dty
 
 def pair_rope_tables(positions: Tensor, size: int, base: float, dtype: torch.dtype) -> RopeTables:
     """Tables of the GPT-J form, channel 2j paired with 2j + 1: positions [...] to [..., size]
-    (spec/moss 1.4).
+    (sources: MOSS 1.4).
     """
     angles = _angles(positions, size, base)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,5 +1,5 @@
 """State of codec streams, indexed by row: rings of keys and values, tails of convolutions, and the
-number of frames that each row has seen (spec/moss 2.6, spec/qwen3 9).
+number of frames that each row has seen (sources: MOSS 2.6, sources: Qwen3 9).
 
 A ring holds `context + max chunk` positions, position p in slot p mod capacity. A chunk's keys are
 written first and then read back with the context before them, so any chunking gives exactly the

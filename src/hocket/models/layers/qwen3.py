@@ -1,4 +1,6 @@
-"""Qwen3 layers (spec/moss 1.3, spec/qwen3 3): embeddings in, final-normed hidden states out."""
+"""Qwen3 layers (sources: MOSS 1.3, sources: Qwen3 3): embeddings in, final-normed hidden states
+out.
+"""
 
 from __future__ import annotations
 

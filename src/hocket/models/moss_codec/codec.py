@@ -1,4 +1,4 @@
-"""MOSS-Audio-Tokenizer: samples to codes and back, streaming on rows (spec/moss 2; v1 in 2.9).
+"""MOSS-Audio-Tokenizer: samples to codes and back, streaming on rows (sources: MOSS 2; v1 in 2.9).
 
 Streaming is exact in both directions: any chunking of a stream equals the whole sequence.
 """

@@ -1,4 +1,4 @@
-"""The codec's `config.json`, read and checked once (spec/moss 2.1, 2.2, 2.9).
+"""The codec's `config.json`, read and checked once (sources: MOSS 2.1, 2.2, 2.9).
 
 No part of the architecture is hard-coded: every width, context and rate comes from the file. A
 value that is not implemented is an error that names the key.
@@ -166,7 +166,7 @@ class MossCodecConfig:
         return None
 
     def reference_frames(self, samples: int) -> int:
-        """Whole frames of a reference; a remainder of samples is dropped (spec/moss 2.5)."""
+        """Whole frames of a reference; a remainder of samples is dropped (sources: MOSS 2.5)."""
         return samples // self.frame_samples
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Residual LFQ: latents to codes and back, always in float32 (spec/moss 2.4)."""
+"""Residual LFQ: latents to codes and back, always in float32 (sources: MOSS 2.4)."""
 
 from __future__ import annotations
 

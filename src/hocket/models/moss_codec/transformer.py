@@ -1,4 +1,4 @@
-"""The codec's causal transformer stage (spec/moss 2.2, 2.3).
+"""The codec's causal transformer stage (sources: MOSS 2.2, 2.3).
 
 One path serves training and streaming: without rings a stage attends within its sequence, with
 rings to the rings, which keep its new keys and values. Rotations, slots and the mask are prepared

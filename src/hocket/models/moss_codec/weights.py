@@ -1,4 +1,4 @@
-"""The weight table of `MossCodec` (spec/moss 2.7, 2.9)."""
+"""The weight table of `MossCodec` (sources: MOSS 2.7, 2.9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and checks the `config.json` of a MOSS-TTS-Local checkpoint (spec/moss 1.1)."""
+"""Reads and checks the `config.json` of a MOSS-TTS-Local checkpoint (sources: MOSS 1.1)."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class MossLocalConfig(Qwen3TalkerConfig):
 
     @property
     def voice_traits(self) -> VoiceTraits:
-        """Recordings are brought to about one loudness (spec/moss 1.8)."""
+        """Recordings are brought to about one loudness (sources: MOSS 1.8)."""
         return VoiceTraits()
 
 

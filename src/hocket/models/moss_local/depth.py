@@ -1,5 +1,5 @@
 """The depth transformer: turns the backbone's hidden state into one output per codebook of a frame
-(spec/moss 1.4).
+(sources: MOSS 1.4).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from hocket.models.moss_local.workload import ContinuationPrompt
 from hocket.models.sampling import ResolvedSampling
 from hocket.text.tokenizer import TextTokenizer
 
-#: Recommended by the model's authors for audio codes (spec/moss 1.6).
+#: Recommended by the model's authors for audio codes (sources: MOSS 1.6).
 _SAMPLING = ResolvedSampling(DrawParams(temperature=1.7, top_p=0.8, top_k=25))
 
 #: Names in a report, by the first part of a parameter's path.

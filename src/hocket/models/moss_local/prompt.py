@@ -1,4 +1,6 @@
-"""Builds the prompt of a request: rows of a text id and `n_vq` audio codes (spec/moss 1.2, 1.7)."""
+"""Builds the prompt of a request: rows of a text id and `n_vq` audio codes (sources: MOSS 1.2,
+1.7).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MOSS-TTS-Local talker: rows in, frames of codes out (spec/moss 1.2 - 1.5)."""
+"""The MOSS-TTS-Local talker: rows in, frames of codes out (sources: MOSS 1.2 - 1.5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MossLocalTalker(Talker):
         super().__init__()
         self.config = config
         self.text_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        #: The tables of all codebooks, concatenated; also the code heads (spec/moss 1.4).
+        #: The tables of all codebooks, concatenated; also the code heads (sources: MOSS 1.4).
         self.audio_embedding = nn.Embedding(sum(config.audio_codebook_sizes), config.hidden_size)
         self.backbone = Qwen3Backbone(config.backbone)
         self.depth = DepthTransformer(config.depth)
@@ -47,7 +47,7 @@ class MossLocalTalker(Talker):
         """Backbone inputs [B, T, D] of int64 rows [B, T, R]; a pad code contributes nothing.
 
         `voice_BD` is not used. Terms are summed left to right in the model's dtype, text first, so
-        that bfloat16 rounds as officially (spec/moss 1.2).
+        that bfloat16 rounds as officially (sources: MOSS 1.2).
         """
         codes_BTN = rows_BTR[..., 1:]
         is_pad_BTN = codes_BTN == self.config.audio_pad_code
@@ -82,8 +82,8 @@ class MossLocalTalker(Talker):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As the base class says (spec/moss 1.5). Noise has slot k for code k, and slot N for the
-        stop decision.
+        """As the base class says (sources: MOSS 1.5). Noise has slot k for code k, and slot N for
+        the stop decision.
         """
         sizes = self.config.audio_codebook_sizes
         stop_slot = len(sizes)

@@ -1,4 +1,4 @@
-"""The weight table of MOSS-TTS-Local checkpoints (spec/moss 1.9)."""
+"""The weight table of MOSS-TTS-Local checkpoints (sources: MOSS 1.9)."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ from hocket.models.moss_local.config import MossLocalConfig
 
 
 class ContinuationPrompt(WorkloadPrompt):
-    """The template, the text, then the recording's frames (spec/moss 1.7)."""
+    """The template, the text, then the recording's frames (sources: MOSS 1.7)."""
 
-    #: Requests usually have 85 text rows (spec/moss 4.3); this workload's texts have 27 of them.
+    #: Requests usually have 85 text rows (sources: MOSS 4.3); this workload's texts have 27 of
+    #: them.
     template_rows: ClassVar[int] = 58
     takes: ClassVar[frozenset[str]] = frozenset({"join"})
     continues: ClassVar[bool] = True

@@ -1,4 +1,5 @@
-"""The 12 Hz codec of Qwen3-TTS: samples to codes and back, streaming on rows (spec/qwen3 9, 10).
+"""The 12 Hz codec of Qwen3-TTS: samples to codes and back, streaming on rows (sources: Qwen3 9,
+10).
 
 Streaming is exact in both directions: any chunking of a stream equals the whole sequence. The
 official package decodes long speech in windows of 300 frames with 25 frames of context, which is

@@ -1,4 +1,4 @@
-"""The `config.json` of a `speech_tokenizer` folder, read and checked once (spec/qwen3 9-11).
+"""The `config.json` of a `speech_tokenizer` folder, read and checked once (sources: Qwen3 9-11).
 
 Every width, rate and window comes from the file; a value that is not implemented is an error that
 names the key. The encoder is Mimi, whose keys have the defaults of its official class. The
@@ -27,8 +27,8 @@ from hocket.errors import ConfigError
 from hocket.models.layers.codec_state import RingSpec
 
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
-#: Longest recording that is encoded as a stream. The encoder attends to all of it (spec/qwen3 10),
-#: so this sets the size of its rings; whole files have no such limit.
+#: Longest recording that is encoded as a stream. The encoder attends to all of it (sources: Qwen3
+#: 10), so this sets the size of its rings; whole files have no such limit.
 MAX_STREAM_SECONDS = 120.0
 #: Default of Mimi's class for an encoder's file without a base.
 MIMI_ROPE_BASE = 10_000.0
@@ -238,7 +238,7 @@ class TransformerSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Dimensions of the decoder, codes to samples (spec/qwen3 9)."""
+    """Dimensions of the decoder, codes to samples (sources: Qwen3 9)."""
 
     n_codebooks: int
     codebook_size: int
@@ -260,7 +260,7 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """Dimensions of the encoder, samples to codes: Mimi (spec/qwen3 10)."""
+    """Dimensions of the encoder, samples to codes: Mimi (sources: Qwen3 10)."""
 
     #: Width after the first convolution; each of `strides` doubles it.
     width: int
@@ -315,7 +315,7 @@ class Qwen3CodecConfig:
         return int(MAX_STREAM_SECONDS * self.frame_rate_hz)
 
     def reference_frames(self, samples: int) -> int:
-        """Frames of an encoded recording; an incomplete last one counts (spec/qwen3 10)."""
+        """Frames of an encoded recording; an incomplete last one counts (sources: Qwen3 10)."""
         return -(-samples // self.frame_samples)
 
     @classmethod
@@ -364,7 +364,7 @@ def _encoder(section: _Encoder, n_codebooks: int) -> EncoderSpec:
         dilation_growth=section.dilation_growth_rate,
         compress=section.compress,
         # The file's sliding_window is not applied: the official package's mask is plain causal
-        # (spec/qwen3 10).
+        # (sources: Qwen3 10).
         transformer=_transformer(section, head_dim, section.norm_eps, None, last_stride),
         last_stride=last_stride,
         n_codebooks=n_codebooks,

@@ -1,4 +1,4 @@
-"""The encoder's causal convolutions, which remember their last inputs on rows (spec/qwen3 10).
+"""The encoder's causal convolutions, which remember their last inputs on rows (sources: Qwen3 10).
 
 Every convolution is a window over its inputs: an output needs the inputs of its token and of a few
 tokens before. Those few columns are all that a stream keeps, so any chunking equals the whole. The

@@ -1,5 +1,5 @@
 """The decoder, codes to samples: a windowed transformer at the frame rate, then convolutions up to
-the sample rate (spec/qwen3 9).
+the sample rate (sources: Qwen3 9).
 
 Activations between convolutions are in the dtype of the weights; Snake, norms and the residual
 stream of the transformer are computed in float32.

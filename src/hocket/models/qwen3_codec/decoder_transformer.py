@@ -1,4 +1,4 @@
-"""The decoder's causal transformer, over packed chunks of many streams (spec/qwen3 9).
+"""The decoder's causal transformer, over packed chunks of many streams (sources: Qwen3 9).
 
 Precision follows the weights: with bf16 linear weights the linears, attention and K/V are bf16,
 while norms, layer scale and the residual stream are float32.

@@ -1,4 +1,4 @@
-"""The encoder, samples to codes: Mimi, always in float32 (spec/qwen3 10; Défossez et al. 2024,
+"""The encoder, samples to codes: Mimi, always in float32 (sources: Qwen3 10; Défossez et al. 2024,
 section 3.3).
 
 A recording need not consist of whole frames. The official encoder pads the input of every strided

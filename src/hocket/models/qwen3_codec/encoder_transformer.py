@@ -1,4 +1,4 @@
-"""The encoder's causal transformer, streaming on rings, in float32 (spec/qwen3 10)."""
+"""The encoder's causal transformer, streaming on rings, in float32 (sources: Qwen3 10)."""
 
 from __future__ import annotations
 

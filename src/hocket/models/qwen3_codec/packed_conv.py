@@ -1,4 +1,4 @@
-"""The decoder's convolutions, over packed chunks of many streams (spec/qwen3 9).
+"""The decoder's convolutions, over packed chunks of many streams (sources: Qwen3 9).
 
 Activations are [M, C], channels last. A convolution is then a matrix product whose rows are
 windows, and so is a transposed one (each input makes `stride` outputs side by side); activation

@@ -1,5 +1,5 @@
 """Codebooks: codes to latents by one table, latents to codes by nearest entries; float32
-(spec/qwen3 9, 10).
+(sources: Qwen3 9, 10).
 
 A checkpoint stores an entry as the sum of the vectors assigned to it and their number. `finalize`
 divides once.
@@ -72,7 +72,8 @@ class Quantizer(nn.Module):
         self.spec = spec
         width = spec.transformer.width
         self.codebooks = StoredCodebooks(spec.n_codebooks, spec.codebook_size, spec.entry_dim)
-        # A latent as wide as the entries is not projected (spec/qwen3 10; Mimi's official class).
+        # A latent as wide as the entries is not projected (sources: Qwen3 10; Mimi's official
+        # class).
         self.semantic_proj = (
             nn.Parameter(torch.empty(spec.entry_dim, width)) if width != spec.entry_dim else None
         )

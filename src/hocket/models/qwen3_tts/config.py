@@ -1,4 +1,6 @@
-"""Reads and checks the `config.json` of a Qwen3-TTS (12 Hz) checkpoint (spec/qwen3 1 - 3, 6)."""
+"""Reads and checks the `config.json` of a Qwen3-TTS (12 Hz) checkpoint (sources: Qwen3 1 -
+3, 6).
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
     """Dimensions and ids of one Qwen3-TTS talker."""
 
     kind: Kind
-    #: Whether instructions are read; the 0.6B checkpoints were trained without them (spec/qwen3 1).
+    #: Whether instructions are read; the 0.6B checkpoints were trained without them (sources: Qwen3
+    #: 1).
     takes_instructions: bool
     predictor: Qwen3BackboneConfig
 
@@ -116,7 +119,7 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
     #: Name of the dialect among the languages, by speaker.
     dialects: dict[str, str]
 
-    #: Section of the speaker encoder (spec/qwen3 8); None where the voice is not cloned.
+    #: Section of the speaker encoder (sources: Qwen3 8); None where the voice is not cloned.
     speaker_encoder: dict[str, Any] | None
 
     @model_validator(mode="after")
@@ -269,14 +272,14 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
 
     @property
     def voice_traits(self) -> VoiceTraits:
-        """Recordings keep their loudness (spec/qwen3 4)."""
+        """Recordings keep their loudness (sources: Qwen3 4)."""
         return VoiceTraits(
             self.task_type, hears_recordings=self.kind == "base", levels_references=False
         )
 
     @property
     def projects_to_predictor(self) -> bool:
-        """Whether the predictor's inputs are projected to its width (spec/qwen3 6)."""
+        """Whether the predictor's inputs are projected to its width (sources: Qwen3 6)."""
         return self.backbone.hidden_size != self.predictor.hidden_size
 
 

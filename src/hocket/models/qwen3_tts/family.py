@@ -100,7 +100,7 @@ def talker_plan(raw: Mapping[str, object], dtype: torch.dtype) -> TalkerPlan:
     )
 
 
-#: The official call's own values, which `generation_config.json` overrides (spec/qwen3 7).
+#: The official call's own values, which `generation_config.json` overrides (sources: Qwen3 7).
 _SAMPLING = ResolvedSampling(
     codes=DrawParams(temperature=0.9, top_k=50, repetition_penalty=1.05),
     predictor=DrawParams(temperature=0.9, top_k=50),
@@ -144,7 +144,7 @@ def recommended_sampling(folder: Path) -> ResolvedSampling:
         predictor=sampling.predictor
         if file.predictor_dosample
         else replace(sampling.predictor, temperature=0.0),
-        # The last token gets no frame (spec/qwen3 5).
+        # The last token gets no frame (sources: Qwen3 5).
         max_frames=None if file.max_new_tokens is None else file.max_new_tokens - 1,
     )
 

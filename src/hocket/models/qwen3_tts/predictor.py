@@ -1,5 +1,5 @@
 """The code predictor: draws all codes of a frame after the first from the backbone's hidden state
-(spec/qwen3 6).
+(sources: Qwen3 6).
 """
 
 from __future__ import annotations

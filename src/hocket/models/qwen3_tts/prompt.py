@@ -1,4 +1,4 @@
-"""Builds the prompt of a request: rows of a text id and codec ids (spec/qwen3 4)."""
+"""Builds the prompt of a request: rows of a text id and codec ids (sources: Qwen3 4)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hocket.text.tokenizer import TextTokenizer
 _LOG = logging.getLogger("hocket")
 
 #: Number of ids at the start of a turn (its start, "assistant", a line break), and after the text
-#: of an assistant string and of a reference string. The official code cuts by position (spec/qwen3
-#: 4).
+#: of an assistant string and of a reference string. The official code cuts by position (sources:
+#: Qwen3 4).
 _ROLE_IDS = 3
 _TAIL_IDS = 5
 _REFERENCE_TAIL_IDS = 2

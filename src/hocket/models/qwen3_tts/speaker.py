@@ -1,5 +1,5 @@
-"""The speaker encoder: a recording to a voice vector, by log-mel frames and ECAPA-TDNN (spec/qwen3
-8; Desplanques et al. 2020).
+"""The speaker encoder: a recording to a voice vector, by log-mel frames and ECAPA-TDNN (sources:
+Qwen3 8; Desplanques et al. 2020).
 
 Base checkpoints hold it beside the talker; the vector is one row of the talker's prompt. Everything
 is computed in float32. Recordings are embedded one at a time, because pooling covers exactly the

@@ -1,4 +1,4 @@
-"""The Qwen3-TTS talker: rows in, frames of codes out (spec/qwen3 3 - 7)."""
+"""The Qwen3-TTS talker: rows in, frames of codes out (sources: Qwen3 3 - 7)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Qwen3TtsTalker(Talker):
         vocabulary [B, V].
 
         The stop is -inf where it is too early. Other control ids are left out, since they may not
-        be drawn (spec/qwen3 7).
+        be drawn (sources: Qwen3 7).
         """
         codes = self.config.audio_codebook_sizes[0]
         is_early_B = frame_B < min_frames_B.clamp(min=MIN_FRAMES)
@@ -92,8 +92,8 @@ class Qwen3TtsTalker(Talker):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As the base class says (spec/qwen3 5 - 7). Noise has slot k for code k. The repetition
-        penalty counts the first codebook alone.
+        """As the base class says (sources: Qwen3 5 - 7). Noise has slot k for code k. The
+        repetition penalty counts the first codebook alone.
         """
         config, predictor = self.config, self.predictor
         noise = sampling.noise(frame_B, config.n_vq)

@@ -1,4 +1,4 @@
-"""The weight table of Qwen3-TTS checkpoints (spec/qwen3 11)."""
+"""The weight table of Qwen3-TTS checkpoints (sources: Qwen3 11)."""
 
 from __future__ import annotations
 

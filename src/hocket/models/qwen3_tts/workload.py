@@ -15,7 +15,7 @@ from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 
 
 class CustomVoicePrompt(WorkloadPrompt):
-    """The model's first speaker, the language left to it, the whole text up front (spec/qwen3
+    """The model's first speaker, the language left to it, the whole text up front (sources: Qwen3
     4).
     """
 
