@@ -20,12 +20,9 @@
 # ("3.12 3.13"), TORCH_INDEX_URL and TORCH as in the Makefile, SECONDS_EACH (900), KEEP=1 keeps the cells' folders.
 # pip's configuration files are not read, since a stranger has none.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-root=$PWD
+root=$(cd "$(dirname "$0")/.." && pwd)
 read -ra pythons <<<"${PYTHONS:-3.11 3.12 3.13}"
 limit=${SECONDS_EACH:-900}
-work=$(mktemp -d "${TMPDIR:-/tmp}/hocket install.XXXXXX")
-trap '[ -n "${KEEP:-}" ] || rm -rf "$work"' EXIT
 unset PIP_FIND_LINKS PIP_EXTRA_INDEX_URL PIP_CONSTRAINT MAKEFLAGS MFLAGS MAKELEVEL VIRTUAL_ENV
 export PIP_CONFIG_FILE=/dev/null
 index=${TORCH_INDEX_URL:-}
@@ -110,6 +107,8 @@ if [ "${1:-}" = --cell ]; then # this script, called by itself under a time limi
     exit
 fi
 
+work=$(mktemp -d "${TMPDIR:-/tmp}/hocket install.XXXXXX")
+trap '[ -n "${KEEP:-}" ] || rm -rf "$work"' EXIT
 cells=("$@")
 if [ $# = 0 ]; then
     for kind in say pip wheel sdist cpu space home bare macos aarch64; do
