@@ -116,8 +116,7 @@ class Captured:
             if (given.shape, given.dtype) != (place.shape, place.dtype):
                 raise ValueError(
                     f"captured for {place.dtype} {list(place.shape)}, called with {given.dtype} "
-                    f"{list(given.shape)}; "
-                    "make a Captured per shape"
+                    f"{list(given.shape)}; make a Captured per shape"
                 )
             place.copy_(given, non_blocking=True)
         self._graph.replay()

@@ -114,8 +114,7 @@ def _run(trainer: CodecTrainer, phase: Phase, steps: int, *, plain: bool) -> tup
     print(
         f"{phase:12s} {'frozen encoder' if trainer.frozen_encoder else 'whole codec':15s} "
         f"{'plain' if plain else 'captured':9s} {step_ms:8.2f} ms/step  mel {first:.3f} -> "
-        f"{last:.3f}  "
-        f"ready after {ready:.1f} s  peak {peak:.2f} GiB",
+        f"{last:.3f}  ready after {ready:.1f} s  peak {peak:.2f} GiB",
         flush=True,
     )
     return first, last

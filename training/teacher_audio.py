@@ -36,8 +36,8 @@ REFERENCE_TEXTS = (
     "the journey.",
     "My brother keeps three old radios in the kitchen, and every morning he tunes each of them to "
     "another station.",
-    "You will find the blue envelope under the lamp, next to a photograph of the house where I was "
-    "born.",
+    "You will find the blue envelope under the lamp, next to a photograph of the house where I "
+    "was born.",
 )
 #: Number of recordings for the vector of a speaker.
 _TARGET_RECORDINGS = 10

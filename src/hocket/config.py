@@ -74,8 +74,7 @@ class ChunkPolicy(StrictModel):
         if 0 < self.first_batch_frames < self.first_chunk_frames:
             raise ValueError(
                 f"first_batch_frames {self.first_batch_frames} is under first_chunk_frames "
-                f"{self.first_chunk_frames}; "
-                "raise it, or give 0"
+                f"{self.first_chunk_frames}; raise it, or give 0"
             )
         if self.min_batch > self.max_batch:
             raise ValueError(
@@ -120,7 +119,7 @@ class ReferenceCacheConfig(StrictModel):
 
 
 class EngineConfig(StrictModel):
-    """An engine's use of its machine."""
+    """Configuration of an engine."""
 
     #: Requests that run at the same time.
     rows: PositiveInt = 16

@@ -1,4 +1,4 @@
-"""The nouns: the request that a caller makes and the speech that comes back.
+"""Public data types, the nouns: the request that a caller makes and the speech that comes back.
 
 Fields of one family stand here too, because they are public: a family that has no use for a field
 refuses it. They are `TaskType`, `task_type`, `streaming_text` and `predictor_*` (Qwen3-TTS), and

@@ -1,13 +1,13 @@
 """The one exception tree.
 
-HocketError                   Base of every error that Hocket raises on purpose. ├──
-InvalidRequestError       The request cannot be served as it stands; the caller must change it. │
-└── ReferenceAudioError   A reference recording is unreadable, too short, too long or silent. ├──
-ConfigError               A setting, or a checkpoint's configuration, is wrong. ├── CheckpointError
-A checkpoint cannot be found, or its tensors do not match its configuration. ├── AudioFileError
-An audio file cannot be read or written. ├── CapacityError             No room now: rows, pages or
-the waiting queue are used up. └── EngineStoppedError        The engine, or the worker that owns it,
-has gone away.
+HocketError                  every error that Hocket raises on purpose
+├── InvalidRequestError      the request cannot be served as it stands; the caller must change it
+│   └── ReferenceAudioError  a reference recording is unreadable, too short, too long or silent
+├── ConfigError              a setting, or a checkpoint's configuration, is wrong
+├── CheckpointError          a checkpoint is not to be found, or its tensors do not fit its config
+├── AudioFileError           an audio file cannot be read or written
+├── CapacityError            no room now: rows, pages or the waiting queue are used up
+└── EngineStoppedError       the engine, or the worker that owns it, has gone away
 
 Each class has the HTTP status that a server answers with and the exit code of the command line.
 Messages are written for users: one line that says what to do, without a traceback, and without text

@@ -54,12 +54,10 @@ def say(*options: str) -> NDArray[np.int64]:
 OPTIONS = {
     ("say",): (
         "--output --model --codec --voice --reference --reference-text --language --instruction "
-        "--task-type "
-        "--streaming-text --quality --sound-event --ambient-sound --tokens --join --seed "
-        "--temperature --top-p --top-k "
-        "--repetition-penalty --predictor-temperature --predictor-top-p --predictor-top-k "
-        "--max-frames --text-front "
-        "--codes-out --device --dtype --json --help"
+        "--task-type --streaming-text --quality --sound-event --ambient-sound --tokens --join "
+        "--seed --temperature --top-p --top-k --repetition-penalty --predictor-temperature "
+        "--predictor-top-p --predictor-top-k --max-frames --text-front --codes-out --device "
+        "--dtype --json --help"
     ),
     ("codec", "encode"): "--output --codec --codebooks --as-reference --device --dtype --help",
     ("codec", "decode"): "--output --codec --float --device --dtype --help",

@@ -100,9 +100,8 @@ def test_audio_is_the_decoded_frames(case: str) -> None:
     np.testing.assert_allclose(
         said, wanted, rtol=0, atol=1.5 / 32768
     )  # 16 bits: the last one may round either way
-    if (
-        case == "continuation"
-    ):  # a codec that has heard nothing makes something else of the same frames
+    # A codec that has heard nothing makes something else of the same frames.
+    if case == "continuation":
         assert run("codec", "decode", "codes.npy", "-o", "cold.wav", "--codec", CODEC).code == 0
         assert np.abs(samples("cold.wav") - said).max() > 0.1
 

@@ -260,9 +260,8 @@ def test_a_spelling_is_final_and_stays_in_its_folder(name: str) -> None:
     except InvalidRequestError:
         return
     assert voice_name(spelt) == spelt
-    if (
-        name.upper().casefold() == name.casefold()
-    ):  # not the dotless i, whose capital is that of the dotted one
+    # Not the dotless i, whose capital is that of the dotted one.
+    if name.upper().casefold() == name.casefold():
         assert voice_name(name.upper()) == spelt
     assert (Path("/voices") / f"{spelt}.voice").parent == Path("/voices")
     assert not spelt.startswith(".")

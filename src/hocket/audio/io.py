@@ -155,9 +155,8 @@ def _stated_seconds(container: av.container.InputContainer, stream: av.AudioStre
         return None
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
-    if (
-        container.duration and not container.streams.video
-    ):  # the longest track's, which may be the video
+    # The longest track's, which may be the video.
+    if container.duration and not container.streams.video:
         return container.duration / av.time_base
     return None
 

@@ -116,8 +116,8 @@ def _explain(model: str, revision: str | None, error: Exception) -> str:
             )
         case errors.RepositoryNotFoundError():
             return (
-                f"{model!r} is not a folder, and not on the hub or private; check the name, or "
-                "run `hf auth login`"
+                f"{model!r} is not a folder, and not on the hub or private; check the name, or run "
+                "`hf auth login`"
             )
         case errors.RevisionNotFoundError():
             return f"{model!r} has no revision {revision!r}; give an existing branch, tag or commit"

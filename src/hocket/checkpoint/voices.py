@@ -1,8 +1,8 @@
 """Built-in voices: a checkpoint's `voices/` folder, read and checked when it is loaded.
 
     voices/NAME.json    description of the voice (`_VoiceFile`)
-    voices/NAME.npy     its codes, integers [frames, codebooks],
-    as `hocket codec encode --as-reference` writes them
+    voices/NAME.npy     its codes, integers [frames, codebooks], as
+                        `hocket codec encode --as-reference` writes them
 
 The voice `default` always exists and has no codes: the model chooses. `voices/default.json` may
 describe it. Speakers that a model knows by name are voices too.
@@ -228,8 +228,7 @@ def _load_voice(path: Path, n_vq: int, codebook_sizes: Sequence[int]) -> Builtin
     elif codes_path.exists() or facts.transcript is not None:
         raise CheckpointError(
             f"{str(path)!r}: the voice {DEFAULT_VOICE!r} is the model's own and has no codes and "
-            "no transcript; "
-            "give a voice with codes another name"
+            "no transcript; give a voice with codes another name"
         )
     return BuiltinVoice(codes=codes_FN, **facts.model_dump())
 
@@ -247,7 +246,7 @@ def _load_codes(path: Path, n_vq: int, codebook_sizes: Sequence[int]) -> NDArray
     if codebooks < n_vq or (codes_FN[:, :n_vq] >= np.array(codebook_sizes[:n_vq])).any():
         raise CheckpointError(
             f"{str(path)!r} has codes up to {codes_FN.max()} in {codebooks} codebooks, the model "
-            f"{n_vq} codebooks of "
-            f"{max(codebook_sizes)} codes; encode its recording with the model's own codec"
+            f"{n_vq} codebooks of {max(codebook_sizes)} codes; encode its recording with the "
+            "model's own codec"
         )
     return codes_FN

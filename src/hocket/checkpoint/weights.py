@@ -196,14 +196,13 @@ def _match(
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{found[0]!r} in {tensor.file.name} is stored as {tensor.dtype}, not as one of "
-                f"{', '.join(_FLOATS)}; "
-                "use the original checkpoint, not a quantised one"
+                f"{', '.join(_FLOATS)}; use the original checkpoint, not a quantised one"
             )
         if tensor.shape != entry.shape:
             raise CheckpointError(
                 f"{found[0]!r} in {tensor.file.name} has shape {list(tensor.shape)}, but "
-                "config.json asks for "
-                f"{list(entry.shape)}; use the config.json that belongs to these weights"
+                f"config.json asks for {list(entry.shape)}; use the config.json that belongs to "
+                "these weights"
             )
     if missing:
         raise CheckpointError(

@@ -240,8 +240,7 @@ def _report(speech: Speech, output: Path | None, codes_out: Path | None, *, as_j
     )
     if speech.finish_reason == "runaway":
         print(
-            "note: ended as a runaway: it went on for far longer than its text, repeated itself or "
-            "fell silent; "
-            "another --seed or temperature may do better",
+            "note: ended as a runaway: it went on for far longer than its text, repeated itself "
+            "or fell silent; another --seed or temperature may do better",
             file=sys.stderr,
         )

@@ -349,8 +349,7 @@ def _codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
     if device.type != talker.type:
         raise ConfigError(
             f"codec_device is {config.codec_device!r} and the talker's device {str(talker)!r}; two "
-            "GPUs can share the "
-            "work, a GPU and a CPU cannot",
+            "GPUs can share the work, a GPU and a CPU cannot",
             param="codec_device",
         )
     return device
@@ -374,15 +373,14 @@ def _check_pair(model: LoadedTalker, codec: Codec) -> None:
     if talker.sampling_rate != audio.sample_rate:
         raise ConfigError(
             f"the talker was made for {talker.sampling_rate} Hz and the codec makes "
-            f"{audio.sample_rate} Hz; "
-            "give the codec that belongs to the model",
+            f"{audio.sample_rate} Hz; give the codec that belongs to the model",
             param="codec",
         )
     entries = max(talker.audio_codebook_sizes)
     if talker.n_vq > audio.n_codebooks or entries > audio.codebook_size:
         raise ConfigError(
             f"the talker makes {talker.n_vq} codes a frame out of {entries}, the codec knows "
-            f"{audio.n_codebooks} "
-            f"out of {audio.codebook_size}; give the codec that belongs to the model",
+            f"{audio.n_codebooks} out of {audio.codebook_size}; give the codec that belongs to the "
+            "model",
             param="codec",
         )

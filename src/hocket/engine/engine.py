@@ -278,7 +278,7 @@ class Engine:
         """Raise HocketError unless rows, pages and requests agree."""
         self._scheduler.check_integrity()
 
-    # ---- the verbs of a step, in order
+    # ---- the phases of a step, in order
 
     def _drop_cancelled(self) -> None:
         if not self._cancelling:
@@ -381,9 +381,8 @@ class Engine:
         """Frames of a request, int64 [count, N]; valid until its row is given to another
         request.
         """
-        return self._talker.codes(
-            0 if job.row is None else job.row, first, count
-        ).copy()  # no row: no frames
+        row = 0 if job.row is None else job.row  # without a row there are no frames
+        return self._talker.codes(row, first, count).copy()
 
     def _end(self, job: Job, reason: FinishReason) -> None:
         """The only place where requests leave the engine."""

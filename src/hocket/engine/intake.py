@@ -118,9 +118,8 @@ class Intake:
             else:
                 try:
                     self._schedule(job)
-                except (
-                    HocketError
-                ) as error:  # for example a prompt that turns out too long for the model
+                except HocketError as error:
+                    # For example a prompt that turns out too long for the model.
                     job.error = error
                     over.append(job)
                 except Exception as error:
@@ -178,8 +177,7 @@ class Intake:
         if total >= info.context_rows:
             raise InvalidRequestError(
                 f"the references have {total} frames, and a context holds {info.context_rows} "
-                "rows; "
-                "give fewer or shorter ones",
+                "rows; give fewer or shorter ones",
                 param="reference",
             )
         if needs.voice and prepared:

@@ -69,10 +69,8 @@ def plan_memory(
         if kv_rows < context_rows:
             raise ConfigError(
                 f"memory_bytes is {config.memory_bytes:,}; weights, rings and rows leave "
-                f"{max(0, left):,} of it, and "
-                f"one request of {context_rows} K/V rows takes {context_rows * kv_row_bytes:,}; "
-                "raise it, or lower "
-                "rows or max_context_rows",
+                f"{max(0, left):,} of it, and one request of {context_rows} K/V rows takes "
+                f"{context_rows * kv_row_bytes:,}; raise it, or lower rows or max_context_rows",
                 param="memory_bytes",
             )
     pages = 1 + -(-kv_rows // config.page_rows)

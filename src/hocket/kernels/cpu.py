@@ -1,7 +1,7 @@
 """Faster forms of some references, which a CPU runs: they prepare once what all layers of a call
 share.
 
-They are `ops`'s alone; the kernels are tested against them as well as against the references.
+Only `ops` calls them; the kernels are tested against them as well as against the references.
 """
 
 from __future__ import annotations

@@ -248,8 +248,7 @@ class Codec(nn.Module):
         if samples == 0 or samples % frame_samples:
             raise InvalidRequestError(
                 f"{samples} samples are not one or more whole frames of {frame_samples}; cut them, "
-                "or pad them and "
-                "give lengths"
+                "or pad them and give lengths"
             )
         return samples // frame_samples
 

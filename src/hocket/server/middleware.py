@@ -65,10 +65,9 @@ class RequestRecord:
         rtf = f"{self.age_seconds / self.audio_seconds:.3f}" if self.audio_seconds else "-"
         return (
             f"event=request id={self.id} method={self.method} path={self.path} "
-            f"status={self.status} "
-            f"model={self.model} frames={self.frames} audio_seconds={self.audio_seconds:.2f} "
-            f"first_audio_ms={first} "
-            f"rtf={rtf} seconds={self.age_seconds:.3f} reason={self.reason}"
+            f"status={self.status} model={self.model} frames={self.frames} "
+            f"audio_seconds={self.audio_seconds:.2f} first_audio_ms={first} rtf={rtf} "
+            f"seconds={self.age_seconds:.3f} reason={self.reason}"
         )
 
 
@@ -166,9 +165,8 @@ class RequestMiddleware:
         except Exception as error:
             problem = internal_error(error)
             record.reason = problem.code
-            if (
-                not record.status
-            ):  # once a response has begun, the connection ends early, which clients notice
+            # Once a response has begun, the connection ends early, which clients notice.
+            if not record.status:
                 await error_response(problem)(scope, receive, send)
 
     async def _read(self, connection: HTTPConnection, receive: Receive) -> bytes | None:

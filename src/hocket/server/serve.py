@@ -188,6 +188,5 @@ def _times(workers: int) -> str:
 def _ready_line(info: EngineInfo, workers: int, seconds: float) -> str:
     return (
         f"ready    in {seconds:.1f} s: {info.rows} voices at a time{_times(workers)}, "
-        f"{info.sample_rate} Hz, "
-        f"{info.channels} channel{'s' if info.channels > 1 else ''}"
+        f"{info.sample_rate} Hz, {info.channels} channel{'s' if info.channels > 1 else ''}"
     )

@@ -1,4 +1,4 @@
-"""What the routes work with: one frozen bundle, found at `app.state.services`, and their class."""
+"""Dependencies of the routes: one frozen bundle, found at `app.state.services`, and their class."""
 
 from __future__ import annotations
 

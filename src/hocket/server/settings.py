@@ -119,8 +119,7 @@ class Profile(StrictModel):
         if gpus is not None and device != "cuda":
             raise ValueError(
                 f"{gpus} GPUs were asked for, but the device is {device!r}; name a profile for "
-                "GPUs (--profile latency "
-                "or throughput), or --set device=cuda"
+                "GPUs (--profile latency or throughput), or --set device=cuda"
             )
         return gpus
 

@@ -2,8 +2,9 @@
 
 An upload takes `draft` (all checks that need no model), the model's encoder, and `save`:
 
-    draft = store.draft("anna", recording, transcript=words, sample_rate=48000, channels=2,
-    limits=limits)
+    draft = store.draft(
+        "anna", recording, transcript=words, sample_rate=48000, channels=2, limits=limits
+    )
     voice = store.save(draft, codes_of(draft.recording), codec="moss")
 
 `save` takes codes, so that a failure on the way leaves the old voice as it was. A file is replaced

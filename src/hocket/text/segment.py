@@ -37,12 +37,9 @@ _WORD_END = re.compile("[\u200b\u0f0b]")
 _ABBREVIATIONS = frozenset(
     (  # noqa: SIM905 - a hundred quoted words are harder to read
         "mr mrs ms mx dr prof sr jr st mt ft rev hon gen col sgt capt lt cmdr gov sen rep pres vs "
-        "etc approx al cf nos "
-        "vol fig figs eq sec ch pp ed eds inc ltd co corp dept est univ ave blvd rd jan feb mar "
-        "apr jun jul aug sep "
-        "sept oct nov dec ph.d bzw usw ca nr bd hr fr str evtl ggf inkl zzgl vgl geb mme mlle mgr "
-        "env sra srta ud uds "
-        "avda sig dott"
+        "etc approx al cf nos vol fig figs eq sec ch pp ed eds inc ltd co corp dept est univ ave "
+        "blvd rd jan feb mar apr jun jul aug sep sept oct nov dec ph.d bzw usw ca nr bd hr fr str "
+        "evtl ggf inkl zzgl vgl geb mme mlle mgr env sra srta ud uds avda sig dott"
     ).split()
 )
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*\Z")

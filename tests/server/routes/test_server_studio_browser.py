@@ -354,8 +354,8 @@ def test_fits_every_screen(browser: Browser, address: str, width: int) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         sizes = page.evaluate(
             "[...document.querySelectorAll('button, select, input, summary')].filter((e) => "
-            "e.checkVisibility())"
-            ".map((e) => [e.id || e.textContent, e.getBoundingClientRect().height])"
+            "e.checkVisibility()).map((e) => [e.id || e.textContent, "
+            "e.getBoundingClientRect().height])"
         )
         assert [name for name, height in sizes if height < 20] == []
 

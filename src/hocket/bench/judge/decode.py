@@ -222,9 +222,8 @@ def _file(body: bytes, arrivals: Arrivals, kind: str) -> DecodedAudio:
     for at, end in arrivals:
         ready = int(np.searchsorted(ends_N, end, "right"))
         marks.append((at, min(audio.seconds, playable[ready - 1][1]) if ready else 0.0))
-    if (
-        kind == "wav"
-    ):  # every sample of a WAV file is playable on arrival; FFmpeg's packets are larger
+    # Every sample of a WAV file is playable on arrival; FFmpeg's packets are larger.
+    if kind == "wav":
         scale = audio.seconds / max(1, len(body) - _WAV_DATA_AT)
         marks = [(at, max(0, end - _WAV_DATA_AT) * scale) for at, end in arrivals]
     marks[-1] = (marks[-1][0], audio.seconds)

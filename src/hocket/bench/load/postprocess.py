@@ -51,9 +51,8 @@ def judge_content(
                 config.speaker_model.embed(mono_S), reference(outcome.item.reference)
             )
             outcome.similarity = alike if math.isfinite(alike) else None
-            if (
-                config.min_similarity is not None and not alike >= config.min_similarity
-            ):  # NaN fails, too
+            # NaN fails, too.
+            if config.min_similarity is not None and not alike >= config.min_similarity:
                 outcome.faults.append(
                     Fault("wrong_voice", f"{alike:.2f} alike, at least {config.min_similarity:g}")
                 )

@@ -97,8 +97,7 @@ class Conversions:
             longest = max_frames * config.frame_samples / config.sample_rate
             raise InvalidRequestError(
                 f"the audio lasts {samples_CS.shape[1] / config.sample_rate:.1f} s; this codec's "
-                "encoder takes "
-                f"{longest:g} s at a time, cut it",
+                f"encoder takes {longest:g} s at a time, cut it",
                 param="audio",
             )
         self._open(_Conversion(name, samples_CS, n_codebooks, frames, self._clock()))

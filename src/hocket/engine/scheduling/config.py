@@ -31,7 +31,6 @@ class SchedulerConfig(StrictModel):
         if self.prefill_rows_per_step < self.page_rows:
             raise ValueError(
                 f"prefill_rows_per_step {self.prefill_rows_per_step} is under page_rows "
-                f"{self.page_rows}; "
-                "prefill stops at page boundaries, so it would never advance"
+                f"{self.page_rows}; prefill stops at page boundaries, so it would never advance"
             )
         return self

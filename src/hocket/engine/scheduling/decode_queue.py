@@ -87,9 +87,7 @@ class DecodeQueue:
         if undecoded < wanted or not request.codec_ready or not math.isnan(request.ready_at):
             return
         if self._first_chunks_apart and request.streaming and request.decoded == 0 < request.sent:
-            # its first chunk is in flight on a path of its own; the next must not
-            # overtake it
-            return
+            return  # its first chunk is in flight on another stream, and order must be kept
         request.ready_at = now
         self._queue_of(request).append(request)
 

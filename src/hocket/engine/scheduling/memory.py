@@ -71,8 +71,7 @@ class RowPool:
             if claims[row] != held or free[row] != (not held):
                 raise HocketError(
                     f"row {row} is {'held' if held else 'not held'}, claimed by {claims[row]} "
-                    "owners "
-                    f"and {free[row]} times in the free list"
+                    f"owners and {free[row]} times in the free list"
                 )
 
 
@@ -252,8 +251,8 @@ def check_pages(
             count = references[page] if 0 <= page < pages else 0
             raise HocketError(
                 f"page {page} has {count} references and {claims[page]} claims by owners, is "
-                f"{free_times[page]} "
-                f"times in the free list and {'' if page in kept else 'not '}kept"
+                f"{free_times[page]} times in the free list and "
+                f"{'' if page in kept else 'not '}kept"
             )
     named = {page: digest for page, digest in enumerate(digest_of) if digest is not None}
     if named != {page: digest for digest, page in page_of.items()}:

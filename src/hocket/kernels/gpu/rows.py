@@ -8,7 +8,7 @@ so sums need no barrier; one of 2,560 has 4, of 9,728 16.
 
 Tiles depend on the row's width alone, never on how many rows there are, so that a row's sum is
 always added up in the same order and its bits depend on nothing but the row. (Where rows start at
-multiples of 16 bytes: others are dealt out to threads differently.)
+multiples of 16 bytes: others are laid out across threads differently.)
 """
 
 from __future__ import annotations

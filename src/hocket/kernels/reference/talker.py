@@ -1,7 +1,7 @@
 """Every operation in plain PyTorch: what the kernels are tested against, and what a CPU runs.
 
-But for drawing and for attention over pages and rings: there a CPU has forms that prepare once what
-all layers share (`kernels.cpu`, `codec_state.py`), to which the same goldens apply.
+A CPU draws, and attends over pages and rings, by other forms, which prepare once what all layers
+share (`kernels.cpu`).
 
 Letters as in `core.py`; M are rows of whatever batch, S slots of a cache. Operations write only
 into what they say.

@@ -112,12 +112,12 @@ class StageRings:
 
 # The tensors of a `CodecState` with R rows; C = context + max chunk is a ring's capacity in tokens.
 #
-#   name       dtype  shape               meaning                                  a new stream
-#   stages[i]  spec   [2, L, R, C, H, D]  keys (after RoPE) and values of stage i  never reads old
-#     .storage                                                                     ones
-#   tails      spec   [R, E]              last inputs of each convolution, in the  never reads old
-#                                         order of the codec's layout              ones
-#   offsets    int64  [R]                 frames that the row's stream has seen    sets 0 (`reset`)
+#   name       dtype  shape               meaning
+#   stages[i]  spec   [2, L, R, C, H, D]  keys (after RoPE) and values of stage i (`.storage`)
+#   tails      spec   [R, E]              last inputs of each convolution, in the layout's order
+#   offsets    int64  [R]                 frames that the row's stream has seen
+#
+# A new stream sets its offset to 0 (`reset`) and never reads what is older than that.
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,8 +191,7 @@ class MossCodecConfig:
         if channels > 1 and not top.enable_channel_interleave:
             raise ConfigError(
                 f"codec config.json: number_channels is {channels} but enable_channel_interleave "
-                "is not true; "
-                "only interleaved channels are supported"
+                "is not true; only interleaved channels are supported"
             )
         second_version = (
             top.number_channels is not None
@@ -293,8 +292,7 @@ class _Resolver:
         if stage.d_model % (2 * stage.num_heads):
             raise ConfigError(
                 f"codec config.json: {where}.num_heads {stage.num_heads} must divide d_model "
-                f"{stage.d_model} "
-                "into heads of even width"
+                f"{stage.d_model} into heads of even width"
             )
         seconds = (
             stage.context_duration if stage.context_duration is not None else self.context_seconds

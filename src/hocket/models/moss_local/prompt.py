@@ -125,8 +125,8 @@ class MossLocalPrompt:
             frame, codebook = np.argwhere(outside_FN)[0]
             raise InvalidRequestError(
                 f"reference {number}: code {codes_FN[frame, codebook]} in codebook {codebook} of "
-                f"frame {frame}; "
-                f"this model's codes are 0 to {self._config.audio_codebook_sizes[codebook] - 1}",
+                f"frame {frame}; this model's codes are 0 to "
+                f"{self._config.audio_codebook_sizes[codebook] - 1}",
                 param="reference",
             )
         return codes_FN.astype(np.int64)

@@ -82,7 +82,7 @@ class MossLocalTalker(Talker):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As the base class says (sources: MOSS 1.5). Noise has slot k for code k, and slot N for
+        """See `Talker.frame` (sources: MOSS 1.5). Noise has slot k for code k, and slot N for
         the stop decision.
         """
         sizes = self.config.audio_codebook_sizes

@@ -132,9 +132,8 @@ class Qwen3Codec(Codec):
 
     def _check_room(self, state: CodecState, rows_B: Tensor, counts: Tensor | int) -> None:
         """Raise InvalidRequestError where a recording outgrows the context of its row."""
-        if (
-            rows_B.device.type != "cpu"
-        ):  # reading values would wait for the device; the caller has checked
+        # Reading values would wait for the device; the caller has checked.
+        if rows_B.device.type != "cpu":
             return
         (rings,) = state.stages
         assert rings is not None

@@ -194,8 +194,7 @@ class Qwen3TtsConfig(Qwen3TalkerConfig):
         if talker.vocab_size <= CONTROL_IDS:
             raise ConfigError(
                 f"config.json: talker_config.vocab_size is {talker.vocab_size}; the last "
-                f"{CONTROL_IDS} ids are no "
-                "codes, so it must be larger",
+                f"{CONTROL_IDS} ids are no codes, so it must be larger",
                 param="talker_config.vocab_size",
             )
         is_base = file.tts_model_type == "base"

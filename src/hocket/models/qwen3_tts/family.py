@@ -156,8 +156,8 @@ def _speaker_config(config: Qwen3TtsConfig) -> SpeakerConfig | None:
     if speaker.enc_dim != config.hidden_size or speaker.sample_rate != config.sampling_rate:
         raise ConfigError(
             f"config.json: the speaker encoder makes {speaker.enc_dim} numbers of audio at "
-            f"{speaker.sample_rate} Hz, "
-            f"and the talker takes {config.hidden_size} of {config.sampling_rate} Hz",
+            f"{speaker.sample_rate} Hz, and the talker takes {config.hidden_size} of "
+            f"{config.sampling_rate} Hz",
             param="speaker_encoder_config",
         )
     return speaker

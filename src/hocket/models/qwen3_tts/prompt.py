@@ -62,8 +62,7 @@ class Qwen3TtsPrompt:
         if config.kind == "base" and len(request.references) != 1:
             raise InvalidRequestError(
                 "a Base checkpoint speaks with the voice of one recording, got "
-                f"{len(request.references)}; "
-                "give one as the reference",
+                f"{len(request.references)}; give one as the reference",
                 param="reference",
             )
         if config.kind != "base" and request.references:

@@ -92,7 +92,7 @@ class Qwen3TtsTalker(Talker):
     def frame(
         self, hidden_BD: Tensor, sampling: SamplingBatch, frame_B: Tensor, seen_BNV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As the base class says (sources: Qwen3 5 - 7). Noise has slot k for code k. The
+        """See `Talker.frame` (sources: Qwen3 5 - 7). Noise has slot k for code k. The
         repetition penalty counts the first codebook alone.
         """
         config, predictor = self.config, self.predictor

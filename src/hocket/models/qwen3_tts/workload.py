@@ -29,8 +29,7 @@ class CustomVoicePrompt(WorkloadPrompt):
         if config.kind != "custom_voice" or not config.speakers:
             raise ConfigError(
                 f"this is a {config.task_type} checkpoint, and the workload is for speakers by "
-                "name; "
-                "give a CustomVoice checkpoint"
+                "name; give a CustomVoice checkpoint"
             )
         self._config = config
         self._speaker = next(iter(config.speakers.values()))

@@ -339,8 +339,8 @@ def _read_file(source: str, policy: FetchPolicy) -> bytes:
         # The same error whether a path outside exists or not.
         if not path.is_relative_to(folder):
             raise _refusal(
-                "the reference's path is outside the server's folder of references; name a file in "
-                "it"
+                "the reference's path is outside the server's folder of references; name a file "
+                "in it"
             )
         if not path.is_file():
             raise _refusal(

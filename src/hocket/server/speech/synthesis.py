@@ -258,9 +258,8 @@ class Speaking:
         record = self._record
         if record.first_audio_seconds is None:
             record.first_audio_seconds = record.age_seconds
-            if (
-                self.plan.streaming
-            ):  # not of a whole response, whose first chunk is large and not sent
+            # Not of a whole response, whose first chunk is large and not sent.
+            if self.plan.streaming:
                 self._services.metrics.first_audio(record.age_seconds)
         self.samples += samples_CS.shape[1]
         record.audio_seconds = self.audio_seconds

@@ -97,9 +97,8 @@ class SocketConnection:
                 return
             if isinstance(error, HangUpError):
                 code = error.code
-                if (
-                    code != _CLOSE_TRY_AGAIN_LATER
-                ):  # a client that does not read would not read this either
+                # A client that does not read would not read this either.
+                if code != _CLOSE_TRY_AGAIN_LATER:
                     await self.send_error(error.error, fatal=True)
             elif isinstance(error, Exception):
                 code = _CLOSE_INTERNAL_ERROR
