@@ -2,6 +2,6 @@
 words and voice.
 
 `decode` and `sse` read an answer, `playback` simulates a player, `outcome` finds faults; `asr`,
-`wer`, `speaker_similarity` and `speaking_rate` judge words, voice and pace. None of them depends on the load that sent the
-request.
+`wer`, `speaker_similarity` and `speaking_rate` judge words, voice and pace. None of them depends on
+the load that sent the request.
 """
