@@ -17,7 +17,7 @@
 #   aarch64-3.12   and one for Linux on aarch64
 #
 # A cell whose Python is not on the path is left out, which is said. Settings: PYTHONS
-# ("3.12 3.13"), TORCH_INDEX_URL and TORCH as in the Makefile, SECONDS_EACH (900), KEEP=1 keeps the cells' folders.
+# ("3.12 3.13"), TORCH_INDEX_URL (not for say-*) and TORCH as in the Makefile, SECONDS_EACH (900), KEEP=1 keeps the cells' folders.
 # pip's configuration files are not read, since a stranger has none.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -93,9 +93,12 @@ run_cell() { # CELL: in the current folder
     pip) clone && installed "$python" ./checkout ;;
     wheel | sdist) clone && installed "$python" "./$(built "$python" "$kind")" ;;
     cpu) clone && cd checkout && say "$python" TORCH_INDEX_URL="$index" ;;
-    space) clone "a folder" && cd "a folder" && say "$python" ;;
-    home) clone && cd checkout && HOME=/proc say "$python" ;;
-    bare) clone && path=$(bare_path "$python") && cd checkout && PATH=$path say "$python" ;;
+    space) clone "a folder" && cd "a folder" && say "$python" TORCH_INDEX_URL="$index" ;;
+    home) clone && cd checkout && HOME=/proc say "$python" TORCH_INDEX_URL="$index" ;;
+    bare)
+        clone && path=$(bare_path "$python") && cd checkout
+        PATH=$path say "$python" TORCH_INDEX_URL="$index"
+        ;;
     macos) pinned "$version" macosx_14_0_arm64 ;;
     aarch64) pinned "$version" manylinux2014_aarch64 manylinux_2_{17,27,28}_aarch64 ;;
     *) echo "there is no cell $1" && return 2 ;;
