@@ -1,8 +1,8 @@
 """The one fake engine, for tests and benchmarks of what lies around an engine: it speaks tones and
 computes nothing.
 
-FakeEngine    driven step by step, as `hocket.engine.engine.Engine` is FakePool      the same behind
-the calls of `hocket.worker.pool.EnginePool`, on the running event loop
+FakeEngine    driven step by step, as `hocket.engine.engine.Engine` is
+FakePool      the same behind the calls of `hocket.worker.pool.EnginePool`, on a running event loop
 """
 
 from __future__ import annotations

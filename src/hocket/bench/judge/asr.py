@@ -73,8 +73,8 @@ class _FasterWhisper:
             what = "is not a faster-whisper model" if is_folder else "cannot be fetched"
             reason = str(error).partition("\n")[0][:120]
             raise ConfigError(
-                f"the recogniser {name!r} {what} ({reason}); give a folder that holds one, or an "
-                "address"
+                f"the recogniser {name!r} {what} ({reason}); give --recogniser a folder that "
+                "holds one, or an address"
             ) from None
         self.name = f"faster-whisper {Path(name).name}"
 
