@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# A stamp for each PYTHON, so that `make PYTHON=...` installs anew into a .venv that another one made.
+# A stamp for each PYTHON, so that `make PYTHON=...` installs anew where another one did before.
 STAMP  := $(VENV)/.installed-$(lastword $(notdir $(PYTHON)))
 # Without an NVIDIA driver a CPU build of PyTorch is enough. Package indexes have the CUDA build for
 # Linux (gigabytes, works as well); TORCH_INDEX_URL names another index for PyTorch alone, such as
@@ -10,8 +10,8 @@ STAMP  := $(VENV)/.installed-$(lastword $(notdir $(PYTHON)))
 HAS_NVIDIA := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH  ?= $(if $(HAS_NVIDIA),torch,torch==2.13.0)
 TORCH_INDEX_URL ?=
-# PyTorch for GPUs brings its own Triton, CPU builds bring none: there the kernels are tested in the
-# interpreter of the one that the standard build of the same PyTorch requires (its metadata says so).
+# PyTorch for GPUs brings its own Triton, CPU builds bring none. For those it is the one that the
+# metadata of torch 2.13.0's standard build requires; tests/kernels pass in its interpreter.
 TRITON ?= triton==3.7.1
 TEXT   ?= Hocket turns many texts into many voices at once.
 # Through the environment, so that quotes and dollars in it mean themselves.
@@ -23,15 +23,16 @@ VOICE_BIN   := $(VOICE_VENV)/bin
 VOICE_STAMP := $(VOICE_VENV)/.installed
 CHECK       ?= --targets
 
-# Environments of their own: the newest versions of everything, and the lowest that pyproject.toml allows.
+# Environments of their own: the newest versions of everything, the lowest that are allowed.
 LATEST_VENV ?= .venv-latest
 LOWEST_VENV ?= .venv-lowest
 given        = $(if $(filter command environment,$(firstword $(origin TORCH))),$(TORCH),$(1))
-# What touches a library, in a few minutes: audio in and out, server, worker, weights, tokenizer, text front, command line.
+# What touches a library: audio in and out, server, worker, weights, tokenizer, text front,
+# command line. In the old places and the new ones: those that are there are run.
 LIBRARIES   := $(wildcard $(addprefix tests/,\
 	audio test_audio.py checkpoint models/test_weights.py worker test_client.py engine/test_worker.py \
-	bench/test_bench_listening.py prompt text cli test_cli.py server/test_encoders.py server/speech server/test_server_openai.py \
-	server/test_server_websocket.py server/websocket))
+	bench/test_bench_listening.py prompt text cli test_cli.py server/test_encoders.py server/speech \
+	server/test_server_openai.py server/test_server_websocket.py server/websocket))
 
 .PHONY: constraints test-latest test-lowest test-install
 .PHONY: say test test-all test-browser fuzz voice-check gpu-check lint format types clean
@@ -48,20 +49,24 @@ test: lint types
 test-all: lint types
 	$(BIN)/pytest -m "not gpu and not browser"
 
-# With whatever is newest, and with the lowest versions that are allowed: neither is what the two commands install.
+# With whatever is newest, and with the lowest versions that are allowed. The two commands install
+# neither.
 test-latest:
-	@sh constraints/install.sh "$(PYTHON)" $(LATEST_VENV) "$(call given,torch)" "$(TORCH_INDEX_URL)" triton latest
+	@sh constraints/install.sh "$(PYTHON)" $(LATEST_VENV) "$(call given,torch)" \
+		"$(TORCH_INDEX_URL)" triton latest
 	$(LATEST_VENV)/bin/pytest $(LIBRARIES)
 
 test-lowest:
-	@sh constraints/install.sh "$(PYTHON)" $(LOWEST_VENV) "$(call given,torch==2.11.0)" "$(TORCH_INDEX_URL)" "$(TRITON)" lowest
+	@sh constraints/install.sh "$(PYTHON)" $(LOWEST_VENV) "$(call given,torch==2.11.0)" \
+		"$(TORCH_INDEX_URL)" "$(TRITON)" lowest
 	$(LOWEST_VENV)/bin/pytest $(LIBRARIES)
 
 # Every cell of tests/install_matrix.sh that is not the whole suite, or CELLS="say-3.12 pip-3.13".
 test-install:
 	tests/install_matrix.sh $(CELLS)
 
-# Pins what `make test-latest` has just been run with; then `make test` says whether lint and types hold, too.
+# Pins what `make test-latest` has just been run with; `make test` then says whether lint and types
+# hold, too.
 constraints:
 	$(LATEST_VENV)/bin/python constraints/freeze.py
 
@@ -110,4 +115,5 @@ $(VOICE_STAMP): pyproject.toml training/requirements-judges.txt training/require
 	@touch $(VOICE_STAMP)
 
 clean:
-	rm -rf $(VENV) $(VOICE_VENV) $(LATEST_VENV) $(LOWEST_VENV) dist build .pytest_cache .mypy_cache .ruff_cache out.wav
+	rm -rf $(VENV) $(VOICE_VENV) $(LATEST_VENV) $(LOWEST_VENV) dist build .pytest_cache .mypy_cache \
+		.ruff_cache out.wav

@@ -9,11 +9,12 @@ fail() {
     exit 1
 }
 
-command -v "$python" >/dev/null || fail "there is no $python here; give one: make PYTHON=python3.12 ..."
+command -v "$python" >/dev/null ||
+    fail "there is no $python here; give one: make PYTHON=python3.12 ..."
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 case $version in
 3.11 | 3.12 | 3.13) ;;
-*) fail "Hocket needs Python 3.11-3.13, this is $version; give another: make PYTHON=python3.12 ..." ;;
+*) fail "Hocket needs Python 3.11-3.13, this is $version; give one: make PYTHON=python3.12 ..." ;;
 esac
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "$python cannot make environments; install python$version-venv (Debian, Ubuntu)"
@@ -47,6 +48,9 @@ esac
 pip() {
     "$venv/bin/python" -m pip "$@"
 }
+# pip keeps at home what it downloads and builds; where nothing can be written, it does without.
+cache=$(pip cache dir 2>/dev/null) && mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] ||
+    export PIP_NO_CACHE_DIR=1
 pip install "$@" --upgrade "pip>=25.3"
 [ -z "${pins:-}" ] || set -- "$@" --build-constraint "$pins"
 # PyTorch from its index, and whatever it needs from the usual one.
@@ -54,6 +58,6 @@ pip install --quiet --no-deps ${index:+--index-url "$index"} "$torch"
 pip install "$@" "$torch" --editable . --group dev
 # The kernels are tested in Triton's interpreter where there is no GPU; there is none for macOS.
 if [ "$(uname -s)" = Linux ]; then
-    "$venv/bin/python" -c 'import importlib.util as i, sys; sys.exit(i.find_spec("triton") is None)' ||
+    "$venv/bin/python" -c 'from importlib.util import find_spec; exit(not find_spec("triton"))' ||
         pip install "$@" "$triton"
 fi

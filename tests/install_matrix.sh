@@ -17,7 +17,8 @@
 #   aarch64-3.12   and one for Linux on aarch64
 #
 # A cell whose Python is not on the path is left out, which is said. Settings: PYTHONS
-# ("3.12 3.13"), TORCH_INDEX_URL (not for say-*) and TORCH as in the Makefile, SECONDS_EACH (900), KEEP=1 keeps the cells' folders.
+# ("3.12 3.13"), TORCH_INDEX_URL (not for say-*) and TORCH as in the Makefile, SECONDS_EACH (900);
+# KEEP=1 keeps the cells' folders.
 # pip's configuration files are not read, since a stranger has none.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
