@@ -47,7 +47,8 @@ say() { # PYTHON [VARIABLE=VALUE...]: README's first command in this checkout
 installed() { # PYTHON WHAT: in a clean environment, tried in a folder that is none of the project's
     "$1" -m venv venv
     if [ -n "$index" ]; then
-        venv/bin/python -m pip install --quiet --index-url "$index" "${TORCH:-torch==2.13.0}"
+        venv/bin/python -m pip install --quiet --no-deps --index-url "$index" \
+            "${TORCH:-torch==2.13.0}"
     fi
     venv/bin/python -m pip install --quiet "$2"
     mkdir elsewhere
