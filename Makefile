@@ -17,7 +17,8 @@ TEXT   ?= Hocket turns many texts into many voices at once.
 # Through the environment, so that quotes and dollars in it mean themselves.
 export SAY_TEXT := $(value TEXT)
 
-# The judges of `make voice-check` need an environment of their own; CHECK is what its arguments are, such as "--sentences 10".
+# The judges of `make voice-check` need an environment of their own; CHECK holds its arguments, such
+# as "--sentences 10".
 VOICE_VENV  ?= .venv-voice
 VOICE_BIN   := $(VOICE_VENV)/bin
 VOICE_STAMP := $(VOICE_VENV)/.installed
@@ -28,11 +29,9 @@ LATEST_VENV ?= .venv-latest
 LOWEST_VENV ?= .venv-lowest
 given        = $(if $(filter command environment,$(firstword $(origin TORCH))),$(TORCH),$(1))
 # What touches a library: audio in and out, server, worker, weights, tokenizer, text front,
-# command line. In the old places and the new ones: those that are there are run.
-LIBRARIES   := $(wildcard $(addprefix tests/,\
-	audio test_audio.py checkpoint models/test_weights.py worker test_client.py engine/test_worker.py \
-	bench/test_bench_listening.py prompt text cli test_cli.py server/test_encoders.py server/speech \
-	server/test_server_openai.py server/test_server_websocket.py server/websocket))
+# command line.
+LIBRARIES   := $(addprefix tests/,audio bench/judge checkpoint cli server/speech server/websocket \
+	server/test_server_openai.py text worker)
 
 .PHONY: constraints test-latest test-lowest test-install
 .PHONY: say test test-all test-browser fuzz voice-check gpu-check lint format types clean
@@ -40,7 +39,8 @@ LIBRARIES   := $(wildcard $(addprefix tests/,\
 say: $(STAMP)
 	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
 
-# What only computes goes two at a time; servers, their clients and the command line by themselves, since they watch the clock.
+# Tests that only compute run two at a time; servers, their clients and the command line run alone,
+# since they watch the clock.
 COMPUTING := $(addprefix tests/,audio bench checkpoint engine kernels models text training)
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile $(COMPUTING)
@@ -75,8 +75,8 @@ test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --group browser
 	$(BIN)/pytest -m browser
 
-# How well the voice speaks: WER, likeness, naturalness, stops and speed, against the goals. Half an hour on two cores; network
-# only for installing.
+# How well the voice speaks: WER, likeness, naturalness, stops and speed, against the goals. Half an
+# hour on two cores; network only for installing.
 voice-check: $(VOICE_STAMP)
 	$(VOICE_BIN)/python -m training.voice_check $(CHECK)
 
@@ -85,7 +85,8 @@ fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --group fuzz
 	$(BIN)/pytest -m slow tests/server/test_server_fuzz.py
 
-# On a machine with a GPU: kernels against their twins, goldens, graphs, strict mode at a full batch, a short benchmark. Five minutes.
+# On a machine with a GPU: kernels against their references, goldens, graphs, strict mode at a full
+# batch, a short benchmark. Five minutes.
 gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu.check --json gpu-check.json
 
