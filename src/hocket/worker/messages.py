@@ -35,7 +35,8 @@ from hocket.core import (
 )
 from hocket.engine.stats import EngineStats
 
-#: Protocol version, equal at both ends; raised whenever a message changes.
+#: Protocol version, equal at both ends, which come from one installation; raised when the bytes of
+#: what could be said before change.
 VERSION = 7
 #: Interval between a worker's heartbeats.
 HEARTBEAT_SECONDS = 0.5
