@@ -272,7 +272,7 @@ class Worker:
     def _submit(
         self, front_end: _FrontEnd, message: Submit | Convert, frames: Sequence[zmq.Frame]
     ) -> None:
-        if self._drain_deadline is not None:
+        if self._drain_requested:
             self._reject(
                 front_end,
                 message,
