@@ -231,7 +231,7 @@ def test_the_named_dimensions_are_the_real_ones(name: str) -> None:
         assert isinstance(codec.config, Qwen3CodecConfig)
         unread = unread_tensors(codec.config)
         assert len(codec.weight_table) + len(unread) == codec_tensors
-        # Of the 31 stored levels behind the first, 15 are read: entries, usage; then two
+        # 15 of the 31 stored levels behind the first are read: entries, usage; then two
         # projections in and two out.
         assert in_codec + 16 * 2048 * (256 + 1) + 32 + 4 * 256 * 512 == codec_numbers
 
