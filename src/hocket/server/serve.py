@@ -22,6 +22,7 @@ from hocket.server.app import create_app
 from hocket.server.services import Services
 from hocket.server.settings import Profile, ServerSettings
 from hocket.server.voice_store import VoiceStore
+from hocket.worker.heap import settle_heap
 from hocket.worker.pool import EnginePool
 
 _LOG = logging.getLogger("hocket.server")
@@ -77,6 +78,7 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
             ready = asyncio.create_task(pool.wait_ready())
             await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
+                settle_heap()
                 print(
                     _ready_line(ready.result(), len(pool.workers), time.monotonic() - started),
                     flush=True,

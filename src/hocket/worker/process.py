@@ -27,6 +27,7 @@ from hocket.engine.build import engine_devices, engine_memory, parse_device, par
 from hocket.engine.engine import Engine
 from hocket.errors import ConfigError, HocketError
 from hocket.models.registry import checkpoint_extras
+from hocket.worker.heap import settle_heap
 from hocket.worker.messages import EngineSpec, Planned, Stopped, WireError, encode_report
 from hocket.worker.worker import Worker, open_socket
 
@@ -51,6 +52,7 @@ def run_worker(endpoint: str, spec: EngineSpec, report: Callable[[Planned], None
     engine = Engine.load(
         spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config
     )
+    settle_heap()
     _LOG.info(
         "event=worker_ready pid=%d load_seconds=%.1f", os.getpid(), time.monotonic() - started
     )
