@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,18 +44,21 @@ def test_a_worker_settles_its_heap_between_loading_and_serving(
 ) -> None:
     order: list[str] = []
 
-    def noted(name: str, result: object = None) -> Callable[..., object]:
-        return lambda *_, **__: order.append(name) or result
+    def noted(name: str, result: object = None) -> Callable[..., Any]:
+        def call(*_: object, **__: object) -> Any:
+            order.append(name)
+            return result
+
+        return call
 
     loop = SimpleNamespace(run=noted("run", 0))
     monkeypatch.setattr(process, "plan", noted("plan"))
     monkeypatch.setattr(process, "settle_heap", noted("settle"))
     monkeypatch.setattr(process, "Worker", noted("worker", loop))
-    monkeypatch.setattr(process.torch, "set_num_threads", noted("threads"))
-    monkeypatch.setattr(
-        process.Engine, "load", noted("load", SimpleNamespace(parts=SimpleNamespace(conversions=1)))
-    )
-    monkeypatch.setattr(process.signal, "signal", noted("signal"))
+    monkeypatch.setattr("torch.set_num_threads", noted("threads"))
+    engine = SimpleNamespace(parts=SimpleNamespace(conversions=None))
+    monkeypatch.setattr("hocket.engine.engine.Engine.load", noted("load", engine))
+    monkeypatch.setattr("signal.signal", noted("signal"))
     spec = EngineSpec(device="cpu")
     assert process.run_worker(f"ipc://{tmp_path}/engine", spec, noted("report")) == 0
     assert [name for name in order if name in ("load", "settle", "run")] == [
