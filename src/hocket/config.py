@@ -110,11 +110,16 @@ class RunawayPolicy(StrictModel):
 
 
 class ReferenceCacheConfig(StrictModel):
-    """Cache of reference codes, keyed by the recording's content."""
+    """Cache of what was read from recordings (codes, speaker vectors), keyed by their content.
 
-    #: Size in memory; the least recently used are evicted. A second of 12 codebooks takes 1.2 kB.
+    A front end has one for all its workers, an engine without a front end has its own.
+    """
+
+    #: Size in memory; the least recently used are evicted. A second of 12 codebooks takes 1.2 kB, a
+    #: speaker vector 4 to 8 kB.
     max_bytes: PositiveInt = 64 * 2**20
-    #: Folder for .npy files as a second level, which several engines may share; None: memory alone.
+    #: Folder for files as a second level, which several engines of one user may share; None: memory
+    #: alone. It is made with access for that user alone.
     folder: Path | None = None
 
 

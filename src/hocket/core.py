@@ -115,9 +115,31 @@ class PreparedReference:
     sample_rate: int
 
 
-#: A reference voice: a file, the bytes of a file, decoded audio, or codes [frames, >= n_vq] of the
-#: model's own codec.
-Reference = Path | str | bytes | AudioArray | PreparedReference | NDArray[np.int64]
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedReference:
+    """What a model reads from a recording; valid for engines of one `EngineInfo.reference_id`.
+
+    Front ends send these to their workers, and caches keep them. A part that the model does not
+    read, or that was not made, is None.
+    """
+
+    #: int64 [F, N]: codes of the model's own codec.
+    codes: NDArray[np.int64] | None = None
+    #: float32 [D]: the speaker vector.
+    voice: NDArray[np.float32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return sum(array.nbytes for array in (self.codes, self.voice) if array is not None)
+
+
+#: A recording: a file, the bytes of a file, or decoded audio.
+Recording = Path | str | bytes | AudioArray | PreparedReference
+
+#: A reference voice: a recording, codes [frames, >= n_vq] of the model's own codec, or what an
+#: engine of the same model has read from a recording.
+Reference = Recording | EncodedReference | NDArray[np.int64]
 
 
 #: Purpose of a Qwen3-TTS checkpoint, in its authors' words: cloning, named speakers, described
@@ -162,6 +184,9 @@ class EngineInfo:
     context_rows: int
     #: Codec fingerprint: codes are valid only for the same id. Empty without a codec.
     codec_id: str
+    #: Identity of the preparation of recordings: an `EncodedReference` is valid only for the same
+    #: id.
+    reference_id: str
     #: `ReferenceLimits`: front ends prepare reference recordings.
     reference_min_seconds: float
     reference_max_seconds: float
@@ -292,7 +317,8 @@ class SpeechRequest(StrictModel):
         )
         for item in items:
             if not isinstance(
-                item, Path | str | bytes | AudioArray | PreparedReference | np.ndarray
+                item,
+                Path | str | bytes | AudioArray | PreparedReference | EncodedReference | np.ndarray,
             ):
                 raise ValueError(
                     f"is a {type(item).__name__}; give a path, the bytes of a file, an AudioArray "

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from hocket.audio.codes_file import write_codes
 from hocket.audio.io import resample, write_audio
 from hocket.audio.reference import (
-    load_reference_codes,
+    load_encoded,
     normalise_loudness,
     prepare_audio,
     prepare_reference,
 )
 from hocket.config import ReferenceLimits
-from hocket.core import AudioArray, Reference
+from hocket.core import AudioArray, EncodedReference, Recording, Reference
 from hocket.errors import AudioFileError, ReferenceAudioError
 
 RATE = 16000
@@ -35,7 +35,7 @@ def noise(seconds: float = 1.0, channels: int = 2, level: float = 0.1) -> NDArra
 
 
 def prepared(
-    reference: Reference, *, sample_rate: int = RATE, channels: int = 2
+    reference: Recording, *, sample_rate: int = RATE, channels: int = 2
 ) -> NDArray[np.float32]:
     return prepare_reference(reference, sample_rate=sample_rate, channels=channels, limits=LIMITS)
 
@@ -211,12 +211,17 @@ def test_codes_are_told_from_audio(tmp_path: Path) -> None:
     path = tmp_path / "voice.npy"
     references: list[Reference] = [codes_FN, codes_FN.astype(np.uint16), path, str(path)]
     for reference in references:
-        found_FN = load_reference_codes(reference)
+        found = load_encoded(reference)
+        assert isinstance(found, EncodedReference)
+        found_FN = found.codes
         assert found_FN is not None
+        assert found.voice is None
         assert found_FN.dtype == np.int64
         assert np.array_equal(found_FN, codes_FN)
     for audio in (tmp_path / "voice.wav", "voice.mp3", b"RIFF", AudioArray(noise(), RATE)):
-        assert load_reference_codes(audio) is None
+        assert load_encoded(audio) is audio
+    encoded = EncodedReference(codes_FN)
+    assert load_encoded(encoded) is encoded
 
 
 def test_arrays_that_are_neither_are_refused(tmp_path: Path) -> None:
@@ -231,7 +236,5 @@ def test_arrays_that_are_neither_are_refused(tmp_path: Path) -> None:
     ]
     for reference, message in cases:
         with pytest.raises(ReferenceAudioError, match=message) as caught:
-            load_reference_codes(reference)
+            load_encoded(reference)
         assert caught.value.param == "reference"
-    with pytest.raises(ReferenceAudioError, match="give AudioArray"):
-        prepared(floats)

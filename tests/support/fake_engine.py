@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.audio.io import to_int16
-from hocket.audio.reference import load_reference_codes, prepare_reference
+from hocket.audio.reference import load_encoded, prepare_reference
 from hocket.config import ReferenceLimits
 from hocket.core import (
     AudioChunk,
+    EncodedReference,
     EngineInfo,
     FinishReason,
     RequestEnd,
@@ -55,6 +56,7 @@ _INFO = EngineInfo(
     max_waiting=1000,
     context_rows=1024,
     codec_id="fake",
+    reference_id="fake preparation",
     reference_min_seconds=0.5,
     reference_max_seconds=60.0,
     reference_min_rms=1e-4,
@@ -183,10 +185,11 @@ class FakeSpeaker:
         if len(self.speaking) >= self.rows + self.max_waiting:
             raise CapacityError("the fake engine is full; try again later")
         for reference in request.references:
-            if load_reference_codes(reference) is None:
+            recording = load_encoded(reference)
+            if not isinstance(recording, EncodedReference):
                 limits = ReferenceLimits.of(self.described)
                 prepare_reference(
-                    reference, sample_rate=self.sample_rate, channels=self.channels, limits=limits
+                    recording, sample_rate=self.sample_rate, channels=self.channels, limits=limits
                 )
         frames = self.length(request)
         self.requests.append(request)

@@ -182,6 +182,7 @@ def test_what_an_engine_is_keeps_its_bytes() -> None:
         max_waiting=9,
         context_rows=1024,
         codec_id="id",
+        reference_id="how",
         reference_min_seconds=0.5,
         reference_max_seconds=60.0,
         reference_min_rms=1e-4,
@@ -193,11 +194,12 @@ def test_what_an_engine_is_keeps_its_bytes() -> None:
     )
     header = encode(Ready(7, info))
     assert header.hex() == (
-        "dc0012a5726561647907a16dcdbb8002cb3fb47ae147ae147b0409cd0400a26964cb3fe0000000000000cb404e0000000000"
-        "00cb3f1a36e2eb1c432dce00100000a2656ecd012c83a97461736b5f74797065a442617365b068656172735f7265636f7264"
-        "696e6773c3b16c6576656c735f7265666572656e636573c2a5696e743136"
+        "dc0013a5726561647907a16dcdbb8002cb3fb47ae147ae147b0409cd0400a26964a3686f77cb3fe00000"
+        "00000000cb404e000000000000cb3f1a36e2eb1c432dce00100000a2656ecd012c83a97461736b5f7479"
+        "7065a442617365b068656172735f7265636f7264696e6773c3b16c6576656c735f7265666572656e6365"
+        "73c2a5696e743136"
     )
-    assert VERSION == 7
+    assert VERSION == 8
     assert decode_from_worker(zmq.Frame(header)) == Ready(7, info)
 
 

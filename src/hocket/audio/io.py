@@ -41,7 +41,9 @@ _STATED_LENGTH_TOLERANCE_SECONDS = {
 _WAV_UNKNOWN_SIZE = 0x7FFF0000
 
 
-def decode_audio(source: Path | bytes, *, max_bytes: int, max_seconds: float) -> AudioArray:
+def decode_audio(
+    source: Path | bytes, *, max_bytes: int, max_seconds: float, name: str | None = None
+) -> AudioArray:
     """Decode the first audio track of a file or of its bytes to float32, at its own rate and
     channels.
 
@@ -52,8 +54,8 @@ def decode_audio(source: Path | bytes, *, max_bytes: int, max_seconds: float) ->
     Raises AudioFileError naming the file: missing, a folder, empty, not audio, without an audio
     track, corrupt, cut short, or over a limit.
     """
-    name = repr(str(source)) if isinstance(source, Path) else "the audio"
-    data = _read_bytes(source, max_bytes, name) if isinstance(source, Path) else source
+    name = name or (repr(str(source)) if isinstance(source, Path) else "the audio")
+    data = read_audio_file(source, max_bytes) if isinstance(source, Path) else source
     if not data:
         raise AudioFileError(f"{name} is empty; give a recording")
     if len(data) > max_bytes:
@@ -85,7 +87,9 @@ def open_audio(data: bytes) -> av.container.InputContainer:
     return av.open(io.BytesIO(data), "r", options={"protocol_whitelist": "none"}, **_ANY_TAGS)
 
 
-def _read_bytes(path: Path, max_bytes: int, name: str) -> bytes:
+def read_audio_file(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a file, for `decode_audio`. Raises AudioFileError naming it."""
+    name = repr(str(path))
     try:
         if path.is_dir():
             raise AudioFileError(f"cannot read {name}: it is a folder; give an audio file")

@@ -4,18 +4,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.audio.codes_file import as_codes, read_codes
-from hocket.audio.io import MAX_CHANNELS, MAX_SAMPLE_RATE, decode_audio, resample
+from hocket.audio.io import (
+    MAX_CHANNELS,
+    MAX_SAMPLE_RATE,
+    decode_audio,
+    read_audio_file,
+    resample,
+)
 from hocket.config import ReferenceLimits
-from hocket.core import AudioArray, PreparedReference, Reference
+from hocket.core import (
+    AudioArray,
+    EncodedReference,
+    EngineInfo,
+    PreparedReference,
+    Recording,
+    Reference,
+)
 from hocket.errors import AudioFileError, ReferenceAudioError
+
+#: Version of decoding, resampling and levelling; raised when they give other samples.
+_STEPS = 1
 
 _TARGET_LOUDNESS_DB = -20.0
 _MAX_GAIN_DB = 3.0
@@ -24,9 +42,31 @@ _MAX_GAIN_DB = 3.0
 _MAX_PEAK = 10.0
 
 
-def load_reference_codes(reference: Reference) -> NDArray[np.int64] | None:
-    """Codes [frames, codebooks] of a reference that is an integer array or `.npy` file; None for
-    audio.
+@dataclass(frozen=True, slots=True)
+class RecordingForm:
+    """What an engine's recordings are checked against, and what they are brought to."""
+
+    sample_rate: int
+    channels: int
+    limits: ReferenceLimits
+    #: Whether recordings are brought to one loudness.
+    level: bool
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> RecordingForm:
+        """The form of that engine."""
+        limits = ReferenceLimits.of(info)
+        return cls(info.sample_rate, info.channels, limits, info.voice_traits.levels_references)
+
+
+def preparation_id(encoder_id: str, form: RecordingForm) -> str:
+    """`EngineInfo.reference_id`: identity of the encoder, of the form and of the steps to it."""
+    facts = f"{_STEPS} {encoder_id} {form!r}"
+    return hashlib.blake2b(facts.encode(), digest_size=20).hexdigest()
+
+
+def load_encoded(reference: Reference) -> Recording | EncodedReference:
+    """Codes (an integer array, a `.npy` file) as an EncodedReference; anything else as it is.
 
     Raises ReferenceAudioError.
     """
@@ -37,12 +77,28 @@ def load_reference_codes(reference: Reference) -> NDArray[np.int64] | None:
                     "the reference is a float array without a sample rate; give "
                     "AudioArray(samples, sample_rate)"
                 )
-            return as_codes(reference, "the reference")
+            return EncodedReference(as_codes(reference, "the reference"))
         if isinstance(reference, str | Path) and Path(reference).suffix.lower() == ".npy":
-            return read_codes(Path(reference))
+            return EncodedReference(read_codes(Path(reference)))
     except AudioFileError as error:
         raise _refusal(str(error)) from error
-    return None
+    return reference
+
+
+def read_content(
+    recording: Recording, limits: ReferenceLimits
+) -> bytes | AudioArray | PreparedReference:
+    """The content of a recording, as it is hashed; nothing is decoded. Raises
+    ReferenceAudioError.
+    """
+    if isinstance(recording, AudioArray):
+        _check_array(recording)
+    if not isinstance(recording, str | Path):
+        return recording
+    try:
+        return read_audio_file(Path(recording), limits.max_file_bytes)
+    except AudioFileError as error:
+        raise _refusal(str(error)) from error
 
 
 def prepare_audio(
@@ -59,13 +115,19 @@ def prepare_audio(
     return resample(_to_channels(audio.samples, channels, name), audio.sample_rate, sample_rate)
 
 
+def name_of(recording: Recording) -> str | None:
+    """What messages about a recording call it; None: it has no name."""
+    return repr(str(recording)) if isinstance(recording, str | Path) else None
+
+
 def prepare_reference(
-    reference: Reference,
+    reference: Recording,
     *,
     sample_rate: int,
     channels: int,
     limits: ReferenceLimits,
     level: bool = True,
+    name: str | None = None,
 ) -> NDArray[np.float32]:
     """Read a recording and bring it to float32 [channels, S] at `sample_rate` Hz, ready to be
     encoded.
@@ -73,7 +135,8 @@ def prepare_reference(
     With `level` it is brought to about the loudness of all other references.
 
     A mono recording is copied to every channel of the codec, surplus channels are dropped, and a
-    mono codec gets the mean. Limits are checked first. Raises ReferenceAudioError.
+    mono codec gets the mean. Limits are checked first. Messages call the recording `name`, by
+    default by its path. Raises ReferenceAudioError.
     """
     if isinstance(reference, PreparedReference):
         if reference.sample_rate != sample_rate or reference.samples.shape[0] != channels:
@@ -83,8 +146,8 @@ def prepare_reference(
                 f"model's codec takes {channels} at {sample_rate} Hz"
             )
         return reference.samples
-    name = repr(str(reference)) if isinstance(reference, str | Path) else "the reference"
-    audio = _read(reference, limits)
+    given = name or name_of(reference)
+    audio, name = _decode(reference, limits, given), given or "the reference"
     if not limits.min_seconds <= audio.seconds <= limits.max_seconds:
         raise _refusal(
             f"{name} lasts {audio.seconds:.2f} s; a reference lasts {limits.min_seconds:g} to "
@@ -127,36 +190,37 @@ def normalise_loudness(samples_CS: NDArray[np.float32]) -> NDArray[np.float32]:
     return samples_CS * np.float32(10.0 ** (gain_db / 20.0))
 
 
-def _read(
-    reference: Path | str | bytes | AudioArray | NDArray[np.int64], limits: ReferenceLimits
+def _decode(
+    recording: Path | str | bytes | AudioArray, limits: ReferenceLimits, name: str | None
 ) -> AudioArray:
-    if isinstance(reference, np.ndarray):
-        raise _refusal(
-            "the reference is an array without a sample rate; give AudioArray(samples, sample_rate)"
-        )
-    if isinstance(reference, AudioArray):
-        samples = reference.samples
-        if not (isinstance(samples, np.ndarray) and np.issubdtype(samples.dtype, np.floating)):
-            raise _refusal(
-                "the reference's samples are not a numpy array of floats in [-1, 1]; convert them"
-            )
-        if samples.ndim != 2 or not 1 <= samples.shape[0] <= MAX_CHANNELS:
-            raise _refusal(
-                f"the reference's samples have the shape {samples.shape}; give [1..{MAX_CHANNELS}, "
-                "samples]"
-            )
-        rate = reference.sample_rate
-        if not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_SAMPLE_RATE:
-            raise _refusal(
-                f"the reference's sample rate is {rate} Hz; give a whole number from 1 to "
-                f"{MAX_SAMPLE_RATE}"
-            )
-        return reference
-    source = Path(reference) if isinstance(reference, str) else reference
+    if isinstance(recording, AudioArray):
+        _check_array(recording)
+        return recording
+    source = Path(recording) if isinstance(recording, str) else recording
     try:
-        return decode_audio(source, max_bytes=limits.max_file_bytes, max_seconds=limits.max_seconds)
+        return decode_audio(
+            source, max_bytes=limits.max_file_bytes, max_seconds=limits.max_seconds, name=name
+        )
     except AudioFileError as error:
         raise _refusal(str(error)) from error
+
+
+def _check_array(audio: AudioArray) -> None:
+    samples, rate = audio.samples, audio.sample_rate
+    if not (isinstance(samples, np.ndarray) and np.issubdtype(samples.dtype, np.floating)):
+        raise _refusal(
+            "the reference's samples are not a numpy array of floats in [-1, 1]; convert them"
+        )
+    if samples.ndim != 2 or not 1 <= samples.shape[0] <= MAX_CHANNELS:
+        raise _refusal(
+            f"the reference's samples have the shape {samples.shape}; give [1..{MAX_CHANNELS}, "
+            "samples]"
+        )
+    if not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_SAMPLE_RATE:
+        raise _refusal(
+            f"the reference's sample rate is {rate} Hz; give a whole number from 1 to "
+            f"{MAX_SAMPLE_RATE}"
+        )
 
 
 def _to_channels(samples_CS: NDArray[np.float32], channels: int, name: str) -> NDArray[np.float32]:

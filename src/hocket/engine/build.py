@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from hocket.audio.reference import RecordingForm, preparation_id
 from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.hub import resolve_checkpoint
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices
@@ -19,7 +20,6 @@ from hocket.core import EngineInfo, MemoryPlan, TextNormalizer
 from hocket.engine.memory_plan import kv_dtype, plan_memory
 from hocket.engine.references.conversions import Conversions
 from hocket.engine.references.encoder import ReferenceEncoder
-from hocket.engine.references.speaker_vectors import VoiceVectors
 from hocket.engine.runners.codec import STRICT_STREAMS, CodecRunner
 from hocket.engine.runners.protocols import ChunkRunner, FrameRunner
 from hocket.engine.runners.talker import TalkerRunner
@@ -63,14 +63,13 @@ class EngineParts:
     talker: FrameRunner
     #: None: the engine makes codes only.
     codec: ChunkRunner | None
+    #: None: the engine reads no recordings.
     references: ReferenceEncoder | None
     #: Maximum streams of a codec batch in strict mode.
     strict_streams: int = STRICT_STREAMS["cpu"]
     #: None when the runners were injected.
     memory: MemoryPlan | None = None
     conversions: Conversions | None = None
-    #: Set for a family that reads a voice as one vector.
-    voice_vectors: VoiceVectors | None = None
     voices: Voices = field(default_factory=lambda: ONLY_DEFAULT)
 
 
@@ -114,8 +113,9 @@ def assemble(
     codec_runner = references = None
     if codec is not None:
         codec_runner = _codec_runner(codec, config)
+    if codec is not None or voice is not None:
         references = ReferenceEncoder(
-            codec, n_codebooks=talker.n_vq, config=config.reference_cache, fixed_batch=config.strict
+            codec, voice, n_codebooks=talker.n_vq, fixed_batch=config.strict
         )
     talker_runner = TalkerRunner(
         model.talker,
@@ -141,6 +141,7 @@ def assemble(
             plan,
             config,
             codec_id="" if conversions is None else conversions.codec_id,
+            encoder_id="" if references is None else references.identity,
         ),
         n_vq=talker.n_vq,
         pages=plan.pages,
@@ -150,7 +151,6 @@ def assemble(
         codec=codec_runner,
         references=references,
         conversions=conversions,
-        voice_vectors=None if voice is None else VoiceVectors(voice),
         voices=model.extras.voices,
     )
 
@@ -163,17 +163,25 @@ def _info(
     config: EngineConfig,
     *,
     codec_id: str,
+    encoder_id: str,
 ) -> EngineInfo:
     talker, limits = model.talker.config, config.reference
-    return EngineInfo(
-        model=name,
+    form = RecordingForm(
         sample_rate=talker.sampling_rate if codec is None else codec.sample_rate,
         channels=1 if codec is None else codec.channels,
+        limits=limits,
+        level=talker.voice_traits.levels_references,
+    )
+    return EngineInfo(
+        model=name,
+        sample_rate=form.sample_rate,
+        channels=form.channels,
         frame_seconds=0.08 if codec is None else codec.frame_samples / codec.sample_rate,
         rows=config.rows,
         max_waiting=config.max_waiting,
         context_rows=plan.context_rows,
         codec_id=codec_id,
+        reference_id=preparation_id(encoder_id, form),
         reference_min_seconds=limits.min_seconds,
         reference_max_seconds=limits.max_seconds,
         reference_min_rms=limits.min_rms,

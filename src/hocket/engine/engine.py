@@ -265,13 +265,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of rows, pages, queues, batches and times."""
-        references = self.parts.references
         return EngineStats.of(
             self._meter,
             self._scheduler.stats(),
             preparing=self._intake.preparing,
-            reference_hits=0 if references is None else references.hits,
-            reference_misses=0 if references is None else references.misses,
+            reference_hits=self._intake.cache_hits,
+            reference_misses=self._intake.cache_misses,
         )
 
     def check_integrity(self) -> None:

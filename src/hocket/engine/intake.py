@@ -1,4 +1,4 @@
-"""Takes requests in: encodes references, builds the prompt, sets the frame limit and queues at the
+"""Takes requests in: reads references, builds the prompt, sets the frame limit and queues at the
 scheduler.
 """
 
@@ -6,13 +6,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.audio.reference import load_reference_codes, prepare_reference
+from hocket.audio.reference import (
+    RecordingForm,
+    load_encoded,
+    name_of,
+    prepare_reference,
+    read_content,
+)
+from hocket.audio.reference_cache import Key, ReferenceCache, content_key
 from hocket.checkpoint.voices import with_reference_of_voice
-from hocket.core import Reference, ReferenceNeeds, SpeechRequest
+from hocket.core import EncodedReference, Recording, Reference, ReferenceNeeds, SpeechRequest
 from hocket.engine.build import EngineParts
 from hocket.engine.job import Job
 from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
@@ -21,7 +29,6 @@ from hocket.errors import (
     CapacityError,
     HocketError,
     InvalidRequestError,
-    ReferenceAudioError,
     Template,
 )
 from hocket.models.family import COMMON_FIELDS
@@ -41,15 +48,28 @@ def check_fields(request: SpeechRequest, takes: frozenset[str]) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A recording that is not in the cache."""
+
+    key: Key
+    #: float32 [C, S], ready to be encoded; None while it is encoded for another request.
+    samples: NDArray[np.float32] | None
+
+
 class Intake:
-    """Holds the requests that wait for their references. The encoders have work only while there
-    are some.
+    """Holds the requests that wait for their references. The encoder has work only while there are
+    some.
     """
 
     def __init__(self, parts: EngineParts, scheduler: Scheduler) -> None:
         self._parts = parts
         self._config, self._info = parts.config, parts.info
         self._scheduler = scheduler
+        self._form = RecordingForm.of(parts.info)
+        self._cache = ReferenceCache(parts.config.reference_cache)
+        #: The encoder's keys of recordings that are being encoded, by the cache's.
+        self._making: dict[Key, Key] = {}
         #: In order of arrival.
         self._preparing: list[Job] = []
 
@@ -57,6 +77,16 @@ class Intake:
     def preparing(self) -> int:
         """Requests that wait for their references."""
         return len(self._preparing)
+
+    @property
+    def cache_hits(self) -> int:
+        """Recordings that were in the cache, or on their way to it."""
+        return self._cache.hits
+
+    @property
+    def cache_misses(self) -> int:
+        """Recordings that had to be encoded."""
+        return self._cache.misses
 
     def resolve(self, request: SpeechRequest) -> SpeechRequest:
         """The request with its text normalised and with the reference of the voice that it names.
@@ -101,17 +131,11 @@ class Intake:
 
         Returns the requests that end here instead: cancelled ones, and those with an `error`.
         """
-        wanted = {
-            key for job in self._preparing if not job.cancelled for key in job.missing_references
-        }
-        codes = {} if self._parts.references is None else self._parts.references.step(wanted)
-        vectors = (
-            {} if self._parts.voice_vectors is None else self._parts.voice_vectors.step(wanted)
-        )
+        made = self._encode()
         over, waiting = [], []
         for job in self._preparing:
-            job.take_references(codes, vectors)
-            if job.cancelled:
+            job.take_references(made)
+            if job.cancelled or job.error is not None:
                 over.append(job)
             elif job.missing_references or self._scheduler.queue_is_full:
                 waiting.append(job)
@@ -133,81 +157,121 @@ class Intake:
         self._preparing = waiting
         return over
 
+    def _encode(self) -> dict[Key, EncodedReference | HocketError]:
+        """Do the next part of the encoding; what was completed, by the cache's keys."""
+        if self._parts.references is None:
+            return {}
+        wanted = {
+            key for job in self._preparing if not job.cancelled for key in job.missing_references
+        }
+        self._making = {key: work for key, work in self._making.items() if key in wanted}
+        done = self._parts.references.step(set(self._making.values()))
+        made = {key: done[work] for key, work in self._making.items() if work in done}
+        for key, result in made.items():
+            del self._making[key]
+            if isinstance(result, EncodedReference):
+                self._cache.remember(key, result)
+                self._cache.store(key, result)
+        return made
+
     def _take_references(self, job: Job, needs: ReferenceNeeds) -> None:
-        """Set the job's codes and vectors, or the keys of those that are still being made."""
+        """Set what is known of the job's references, and the keys of those that are still being
+        encoded.
+        """
         # All are checked before the first is submitted, so that a refused request leaves nothing at
-        # the encoders.
-        prepared = [self._read(reference, needs) for reference in job.request.references]
-        self._check_lengths(prepared, needs)
-        for content in prepared:
-            if np.issubdtype(content.dtype, np.integer):
-                job.references.append(content.astype(np.int64, copy=False))
+        # the encoder.
+        taken = [self._take(reference, needs) for reference in job.request.references]
+        self._check_lengths(taken, needs)
+        for one in taken:
+            if isinstance(one, EncodedReference):
+                job.references.append(one)
                 continue
-            samples_CS = content.astype(np.float32, copy=False)
-            if needs.voice:
-                assert self._parts.voice_vectors is not None  # every family that needs it has it
-                key, vector = self._parts.voice_vectors.submit(samples_CS)
-                job.voices.append(key if vector is None else vector)
-            if needs.codes:
-                assert self._parts.references is not None  # `_read` has checked it
-                key, codes = self._parts.references.submit(samples_CS)
-                job.references.append(key if codes is None else codes)
+            job.references.append(one.key)
+            if one.key in self._making:  # for another request, or for this one
+                self._cache.hits += 1
+                continue
+            assert self._parts.references is not None
+            assert one.samples is not None
+            self._cache.misses += 1
+            self._making[one.key] = self._parts.references.submit(
+                one.samples, codes=needs.codes, voice=needs.voice
+            )
 
     def _check_lengths(
-        self, prepared: Sequence[NDArray[np.int64] | NDArray[np.float32]], needs: ReferenceNeeds
+        self, taken: Sequence[EncodedReference | _Prepared], needs: ReferenceNeeds
     ) -> None:
         """Refuse, before anything is encoded, recordings that are too short, and those that cannot
         fit a prompt.
         """
         info, total = self._info, 0
-        for content in prepared:
-            is_codes = np.issubdtype(content.dtype, np.integer)
-            frames = (
-                len(content)
-                if is_codes
-                else int(content.shape[1] / info.sample_rate / info.frame_seconds + 1e-6)
-            )
-            if frames == 0:
-                raise ReferenceAudioError(
-                    "a reference is shorter than one frame of the codec "
-                    f"({1000 * info.frame_seconds:.0f} ms)",
-                    param="reference",
-                )
-            total += frames
-        if total >= info.context_rows:
+        for one in taken:
+            if isinstance(one, EncodedReference):
+                total += 0 if one.codes is None else len(one.codes)
+            elif one.samples is not None:
+                assert self._parts.references is not None
+                self._parts.references.check(one.samples, codes=needs.codes, voice=needs.voice)
+                total += int(one.samples.shape[1] / info.sample_rate / info.frame_seconds + 1e-6)
+        if needs.codes and total >= info.context_rows:
             raise InvalidRequestError(
                 f"the references have {total} frames, and a context holds {info.context_rows} "
                 "rows; give fewer or shorter ones",
                 param="reference",
             )
-        if needs.voice and prepared:
-            assert self._parts.voice_vectors is not None  # a family that reads references has it
-            for content in prepared:
-                self._parts.voice_vectors.check_length(content.shape[1])
 
-    def _read(
-        self, reference: Reference, needs: ReferenceNeeds
-    ) -> NDArray[np.int64] | NDArray[np.float32]:
-        """The codes [F, N] or the samples [C, S] of a reference."""
-        codes = load_reference_codes(reference)
-        if codes is not None and needs.voice:
+    def _take(self, reference: Reference, needs: ReferenceNeeds) -> EncodedReference | _Prepared:
+        """What is known of a reference, or its samples."""
+        one = load_encoded(reference)
+        if isinstance(one, EncodedReference):
+            self._check_encoded(one, needs)
+            return one
+        if needs.codes and self._info.codec_id == "":
+            raise self._no_codec(needs)
+        return self._take_recording(one, needs)
+
+    def _check_encoded(self, encoded: EncodedReference, needs: ReferenceNeeds) -> None:
+        """Raise InvalidRequestError where the part that the request needs was not read."""
+        if needs.voice and encoded.voice is None:
             raise InvalidRequestError(
                 "this model hears a voice in its recording; give that, not codes", param="reference"
             )
-        if codes is not None:
-            return codes
-        if needs.codes and self._parts.references is None:
-            instead = "leave its words out" if needs.voice else "give codes"
-            raise InvalidRequestError(
-                f"reference audio needs a codec; load one, or {instead}", param="reference"
-            )
-        return prepare_reference(
-            reference,
-            sample_rate=self._info.sample_rate,
-            channels=self._info.channels,
-            limits=self._config.reference,
-            level=self._info.voice_traits.levels_references,
+        if needs.codes and encoded.codes is None:
+            raise self._no_codec(needs)
+
+    def _no_codec(self, needs: ReferenceNeeds) -> InvalidRequestError:
+        instead = "leave its words out" if needs.voice else "give codes"
+        return InvalidRequestError(
+            f"reference audio needs a codec; load one, or {instead}", param="reference"
         )
+
+    def _take_recording(
+        self, recording: Recording, needs: ReferenceNeeds
+    ) -> EncodedReference | _Prepared:
+        form, references = self._form, self._parts.references
+        assert references is not None  # a family that needs no codes needs vectors, and has them
+        content = read_content(recording, form.limits)
+        preparation = self._info.reference_id
+        if (needs.codes, needs.voice) != (references.makes_codes, references.makes_voices):
+            preparation += f" codes={needs.codes} voice={needs.voice}"
+        key = content_key(preparation, content)
+        if key in self._making:
+            return _Prepared(key, None)
+        found = self._cache.recall(key)
+        if found is None:
+            found = self._cache.load(key)
+            if found is not None:
+                self._cache.remember(key, found)
+        if found is not None:
+            self._cache.hits += 1
+            return found
+        samples_CS = prepare_reference(
+            content,
+            sample_rate=form.sample_rate,
+            channels=form.channels,
+            limits=form.limits,
+            level=form.level,
+            name=name_of(recording),
+        )
+        return _Prepared(key, samples_CS)
 
     def _schedule(self, job: Job) -> None:
         """Build the prompt and queue the request. Raises InvalidRequestError, CapacityError."""

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.audio.reference_cache import Key
 from hocket.core import (
     AudioChunk,
+    EncodedReference,
     FinishReason,
     PromptRows,
     RequestEnd,
     SpeechRequest,
     Timings,
 )
-from hocket.engine.references.encoder import Key
 from hocket.engine.scheduling.request import Request
 from hocket.engine.scheduling.runaway import SilenceDetector
 from hocket.errors import HocketError
@@ -44,11 +45,8 @@ class Job:
     outbox: deque[AudioChunk] | None
 
     # Set by intake
-    #: Codes int64 [F, N] of each reference, or the key of codes that are still being made.
-    references: list[NDArray[np.int64] | Key] = field(default_factory=list)
-    #: Voice vector float32 [D] of each reference, or its key; empty in families without voice
-    #: vectors.
-    voices: list[NDArray[np.float32] | Key] = field(default_factory=list)
+    #: What was read from each reference, or the key of one that is still being read.
+    references: list[EncodedReference | Key] = field(default_factory=list)
     #: Has no rows until it is built.
     prompt: PromptRows = _NO_PROMPT
     #: Set when the request is queued at the scheduler.
@@ -68,33 +66,32 @@ class Job:
 
     @property
     def missing_references(self) -> list[Key]:
-        """Keys of the codes and vectors that are still being made."""
-        return [
-            reference
-            for reference in (*self.references, *self.voices)
-            if isinstance(reference, str)
-        ]
+        """Keys of the references that are still being read."""
+        return [reference for reference in self.references if isinstance(reference, str)]
 
     @property
     def reference_codes(self) -> list[NDArray[np.int64]]:
         """Codes of the references that have them."""
-        return [reference for reference in self.references if not isinstance(reference, str)]
+        return [one.codes for one in self._encoded if one.codes is not None]
 
     @property
     def voice_vectors(self) -> list[NDArray[np.float32]]:
         """Vectors of the references that have them."""
-        return [voice for voice in self.voices if not isinstance(voice, str)]
+        return [one.voice for one in self._encoded if one.voice is not None]
 
-    def take_references(
-        self, codes: Mapping[Key, NDArray[np.int64]], vectors: Mapping[Key, NDArray[np.float32]]
-    ) -> None:
-        """Replace keys by the codes and vectors that were made for them."""
-        self.references = [
-            codes.get(one, one) if isinstance(one, str) else one for one in self.references
-        ]
-        self.voices = [
-            vectors.get(one, one) if isinstance(one, str) else one for one in self.voices
-        ]
+    @property
+    def _encoded(self) -> list[EncodedReference]:
+        return [one for one in self.references if isinstance(one, EncodedReference)]
+
+    def take_references(self, made: Mapping[Key, EncodedReference | HocketError]) -> None:
+        """Replace keys by what was read; sets `error` where a reference could not be."""
+        for i, one in enumerate(self.references):
+            found = made.get(one) if isinstance(one, str) else None
+            if isinstance(found, EncodedReference):
+                self.references[i] = found
+            elif found is not None:
+                # One instance for each request: raising an exception sets its traceback.
+                self.error = type(found)(found.message, param=found.param)
 
     def timings(self, now: float, frame_seconds: float) -> Timings:
         """Times of the request so far."""

@@ -8,8 +8,8 @@ import torch
 
 from hocket.config import EngineConfig
 from hocket.core import MemoryPlan
+from hocket.engine.references.codes import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.references.conversions import PIECE_FRAMES
-from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.runners.codec import PRIMING_SLOTS, STRICT_STREAMS, priming_sizes
 from hocket.engine.runners.sampling_state import ROW_BYTES as SAMPLING_BYTES
 from hocket.errors import ConfigError

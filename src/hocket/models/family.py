@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hocket.checkpoint.extras import Extras
 from hocket.checkpoint.weights import WeightEntry, load_weights
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
+from hocket.errors import InvalidRequestError
 from hocket.models.codec import Codec, CodecConfig
 from hocket.models.sampling import ResolvedSampling
 from hocket.models.talker import Talker, TalkerConfig
@@ -99,6 +100,47 @@ class WorkloadPrompt(ABC):
     def words(seed: int | None, count: int, vocabulary: int) -> NDArray[np.int64]:
         """Text ids drawn from the first `_WORD_IDS`."""
         return np.random.default_rng(seed).integers(0, min(_WORD_IDS, vocabulary), count)
+
+
+def checked_codes(
+    codes: NDArray[np.int64], number: int, n_vq: int, codebook_sizes: Sequence[int]
+) -> NDArray[np.int64]:
+    """The first `n_vq` codebooks of reference `number`, [F, n_vq], with every code checked.
+
+    Raises InvalidRequestError (`reference`).
+    """
+    if (
+        not np.issubdtype(codes.dtype, np.integer)
+        or codes.ndim != 2
+        or codes.shape[0] == 0
+        or codes.shape[1] < n_vq
+    ):
+        raise InvalidRequestError(
+            f"reference {number}: {codes.dtype} codes of the shape {codes.shape}; "
+            f"this model takes integers [at least 1 frame, at least {n_vq} codebooks]",
+            param="reference",
+        )
+    codes_FN = codes[:, :n_vq]
+    outside_FN = (codes_FN < 0) | (codes_FN >= np.array(codebook_sizes[:n_vq]))
+    if outside_FN.any():
+        frame, codebook = np.argwhere(outside_FN)[0]
+        raise InvalidRequestError(
+            f"reference {number}: code {codes_FN[frame, codebook]} in codebook {codebook} of "
+            f"frame {frame}; this model's codes are 0 to {codebook_sizes[codebook] - 1}",
+            param="reference",
+        )
+    return codes_FN.astype(np.int64)
+
+
+def checked_voice(voice: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """The speaker vector [size] of a reference. Raises InvalidRequestError (`reference`)."""
+    if voice.shape != (size,) or not np.isfinite(voice).all():
+        raise InvalidRequestError(
+            f"the reference's speaker vector has the shape {voice.shape} or is not finite; this "
+            f"model's have {size} numbers, so give the recording",
+            param="reference",
+        )
+    return voice
 
 
 class VoiceEncoder(Protocol):

@@ -24,9 +24,16 @@ import zmq
 from numpy.typing import NDArray
 
 from hocket.audio.io import to_float32
-from hocket.audio.reference import load_reference_codes, prepare_reference
-from hocket.config import ReferenceLimits
-from hocket.core import AudioChunk, EngineInfo, PreparedReference, Reference, Speech, SpeechRequest
+from hocket.audio.reference import RecordingForm, load_encoded, prepare_reference
+from hocket.core import (
+    AudioChunk,
+    EncodedReference,
+    EngineInfo,
+    PreparedReference,
+    Reference,
+    Speech,
+    SpeechRequest,
+)
 from hocket.errors import (
     CapacityError,
     EngineStoppedError,
@@ -441,15 +448,17 @@ async def _read_reference(
 
     Decoding and resampling take up to 0.3 s for a minute of audio, so they run on a thread.
     """
-    codes = load_reference_codes(reference)
-    if codes is not None:
-        return codes
+    loaded = load_encoded(reference)
+    if isinstance(loaded, EncodedReference):
+        assert loaded.codes is not None
+        return loaded.codes
+    form = RecordingForm.of(info)
     samples = await asyncio.to_thread(
         prepare_reference,
-        reference,
-        sample_rate=info.sample_rate,
-        channels=info.channels,
-        limits=ReferenceLimits.of(info),
-        level=info.voice_traits.levels_references,
+        loaded,
+        sample_rate=form.sample_rate,
+        channels=form.channels,
+        limits=form.limits,
+        level=form.level,
     )
     return PreparedReference(samples, info.sample_rate)

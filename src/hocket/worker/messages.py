@@ -37,7 +37,7 @@ from hocket.engine.stats import EngineStats
 
 #: Protocol version, equal at both ends, which come from one installation; raised when the bytes of
 #: what could be said before change.
-VERSION = 7
+VERSION = 8
 #: Interval between a worker's heartbeats.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that may queue at either end. 256 streams at full speed make about 1,500 a second.

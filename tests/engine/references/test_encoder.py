@@ -1,5 +1,5 @@
-"""Reference recordings to codes: exact in parts, once per content, bounded in memory and in work
-per step.
+"""Reference recordings to codes: exact in parts, bounded in work per step; and in the engine once
+per content.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hocket.audio.io import write_audio
 from hocket.config import ChunkPolicy, EngineConfig, ReferenceCacheConfig
-from hocket.core import SpeechRequest
-from hocket.engine.references.encoder import ENCODER_CHUNK_FRAMES, ENCODER_ROWS, ReferenceEncoder
-from hocket.errors import CapacityError, ConfigError, ReferenceAudioError
+from hocket.core import EncodedReference, Reference, SpeechRequest
+from hocket.engine import intake
+from hocket.engine.references.codes import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
+from hocket.engine.references.encoder import ReferenceEncoder
+from hocket.errors import CapacityError, HocketError, ReferenceAudioError
 from hocket.models.layers.codec_state import CodecState
 from hocket.models.moss_codec.codec import MossCodec
+from tests.support import tiny_qwen3
 from tests.support.tiny_engine import (
     EAGER,
     FRAME_SAMPLES,
@@ -31,13 +35,13 @@ from tests.support.tiny_engine import (
     noise,
 )
 
-MANY = ReferenceCacheConfig()
+
+def new_encoder(*, fixed_batch: bool = False, n_codebooks: int = N_VQ) -> ReferenceEncoder:
+    return ReferenceEncoder(codec(), None, n_codebooks=n_codebooks, fixed_batch=fixed_batch)
 
 
-def new_encoder(
-    config: ReferenceCacheConfig = MANY, *, fixed_batch: bool = False
-) -> ReferenceEncoder:
-    return ReferenceEncoder(codec(), n_codebooks=N_VQ, config=config, fixed_batch=fixed_batch)
+def submit(encoder: ReferenceEncoder, samples_CS: NDArray[np.float32]) -> str:
+    return encoder.submit(samples_CS, codes=True, voice=False)
 
 
 def recording(seed: int, frames: int, more_samples: int = 0) -> NDArray[np.float32]:
@@ -51,16 +55,15 @@ def whole(samples_CS: NDArray[np.float32]) -> NDArray[np.int64]:
 
 def encode(encoder: ReferenceEncoder, *recordings: NDArray[np.float32]) -> list[NDArray[np.int64]]:
     """Encode all recordings together."""
-    keys: list[str] = []
-    known: dict[str, NDArray[np.int64]] = {}
-    for samples_CS in recordings:
-        key, codes = encoder.submit(samples_CS)
-        keys.append(key)
-        if codes is not None:
-            known[key] = codes
-    while len(known) < len(set(keys)):
-        known |= encoder.step(set(keys))
-    return [known[key] for key in keys]
+    keys = [submit(encoder, samples_CS) for samples_CS in recordings]
+    made: dict[str, NDArray[np.int64]] = {}
+    while not encoder.idle:
+        for key, encoded in encoder.step(set(keys)).items():
+            assert isinstance(encoded, EncodedReference)
+            assert encoded.voice is None
+            assert encoded.codes is not None
+            made[key] = encoded.codes
+    return [made[key] for key in keys]
 
 
 @pytest.fixture
@@ -114,101 +117,41 @@ def test_pieces_give_the_codes_of_the_whole(
         assert np.array_equal(codes, whole(samples_CS))
 
 
-def test_equal_recordings_are_encoded_once(calls: list[tuple[int, int]]) -> None:
-    encoder = new_encoder()
-    one, other = recording(1, 20), recording(2, 20)
-    key, codes = encoder.submit(one)
-    assert codes is None
-    assert encoder.submit(one.copy()) == (key, None)  # while it waits
-    encoder.step({key})
-    assert encoder.submit(one.copy()) == (key, None)  # while it is encoded
-    done = encoder.step({key})
-    assert set(done) == {key}
-    found = encoder.submit(one.copy())[1]
-    assert found is done[key]
-    longer = np.pad(one, ((0, 0), (0, FRAME_SAMPLES - 1)))
-    assert encoder.submit(longer)[1] is found, "what is beyond the last whole frame does not count"
-    assert encoder.submit(other)[1] is None
-    assert (encoder.hits, encoder.misses) == (4, 2)
-    assert sum(frames for _, frames in calls) == 20
-
-
-def test_memory_is_bounded_and_the_least_recently_used_goes_first() -> None:
-    bytes_each = 10 * N_VQ * 8
-    encoder = new_encoder(ReferenceCacheConfig(max_bytes=3 * bytes_each))
-    recordings = [recording(seed, 10) for seed in range(5)]
-    encode(encoder, *recordings[:3])
-    assert encoder.submit(recordings[0])[1] is not None  # used again
-    encode(encoder, recordings[3])  # drops 1
-    held = [encoder.submit(recordings[number])[1] is not None for number in (0, 2, 3)]
-    assert held == [True, True, True]
-    assert encoder.submit(recordings[1])[1] is None
-    tiny = new_encoder(ReferenceCacheConfig(max_bytes=bytes_each - 1))
-    encode(tiny, recordings[0])
-    assert tiny.submit(recordings[0])[1] is None, "one that is too large is not kept"
-
-
 def test_what_nobody_waits_for_is_dropped(calls: list[tuple[int, int]]) -> None:
     encoder = new_encoder()
-    keys = [
-        encoder.submit(recording(seed, 160))[0] for seed in range(6)
-    ]  # four on rows, two waiting
+    keys = [submit(encoder, recording(seed, 160)) for seed in range(6)]  # four on rows, two wait
     encoder.step(set(keys))
     encoder.step({keys[5]})
     assert calls == [(4, 64), (1, 16)]
     encoder.step(set())
+    assert encoder.idle
     assert encoder.step(set(keys)) == {}
     assert len(calls) == 2
     assert encode(encoder, recording(0, 160))[0].shape == (160, N_VQ)
 
 
-def test_folder_is_shared_and_damage_is_repaired(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = ReferenceCacheConfig(folder=tmp_path / "made" / "on demand")
-    first, samples_CS = new_encoder(config), recording(1, 20)
-    (codes,) = encode(first, samples_CS)
-    (path,) = (tmp_path / "made" / "on demand").iterdir()
-    second = new_encoder(config)
-    found = second.submit(samples_CS)[1]
-    assert found is not None
-    assert np.array_equal(found, codes)
-    assert (second.hits, second.misses) == (1, 0)
-    assert caplog.records == []
-
-    damages: list[bytes] = [b"", path.read_bytes()[:-50], b"no codes at all"]
-    for array in (codes[:-1], codes[:, :-1], np.full_like(codes, 10_000)):
-        np.save(tmp_path / "other.npy", array)
-        damages.append((tmp_path / "other.npy").read_bytes())
-    for damage in damages:
-        path.write_bytes(damage)
-        caplog.clear()
-        assert np.array_equal(encode(new_encoder(config), samples_CS)[0], codes)
-        assert "is damaged and is made again" in caplog.text
-        assert np.array_equal(np.load(path), codes)
+def test_recordings_without_a_frame_are_refused() -> None:
+    encoder = new_encoder()
+    with pytest.raises(ReferenceAudioError, match=r"shorter than one frame of the codec \(80 ms\)"):
+        submit(encoder, recording(1, 0, FRAME_SAMPLES - 1))
+    assert encoder.idle
 
 
-def test_codes_are_not_exchanged_where_they_may_differ(tmp_path: Path) -> None:
+def test_identity_follows_what_codes_depend_on() -> None:
     """A strict engine rounds in other shapes; other codebooks or weights give other codes."""
-    config = ReferenceCacheConfig(folder=tmp_path)
-    samples_CS = recording(1, 5)
-    encode(new_encoder(config), samples_CS)
-    assert new_encoder(config).submit(samples_CS)[1] is not None
-    assert new_encoder(config, fixed_batch=True).submit(samples_CS)[1] is None
-    fewer = ReferenceEncoder(codec(), n_codebooks=N_VQ - 1, config=config, fixed_batch=False)
-    assert fewer.submit(samples_CS)[1] is None
-
-
-def test_folder_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match="cannot be made"):
-        new_encoder(ReferenceCacheConfig(folder=tmp_path / "file" / "folder"))
-    config = ReferenceCacheConfig(folder=tmp_path / "gone")
-    encoder = new_encoder(config)
-    (tmp_path / "gone").rmdir()
-    (codes,) = encode(encoder, recording(1, 5))
-    assert "in memory only" in caplog.text
-    assert encoder.submit(recording(1, 5))[1] is codes
+    other = codec().__class__(codec().config)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.fill_(0.5)
+    others = [
+        new_encoder(fixed_batch=True),
+        new_encoder(n_codebooks=N_VQ - 1),
+        ReferenceEncoder(other, None, n_codebooks=N_VQ, fixed_batch=False),
+        ReferenceEncoder(None, tiny_qwen3.talker().voice_encoder, n_codebooks=1, fixed_batch=False),
+    ]
+    identities = {encoder.identity for encoder in [new_encoder(), *others]}
+    assert len(identities) == 5
+    assert new_encoder().identity == new_encoder().identity
 
 
 # ---- in the engine
@@ -277,6 +220,83 @@ def test_two_engines_share_a_folder(tmp_path: Path, calls: list[tuple[int, int]]
     assert np.array_equal(second.generate(request).codes, first.codes)
     assert second.stats().reference_hits == 1
     assert len(calls) == encoded > 0
+
+
+def test_a_clip_that_two_engines_share_counts_once(tmp_path: Path) -> None:
+    """Both encode it at the same time, so that the second finds the file of the first in place of
+    its own. Counting it again emptied the memory for good.
+    """
+    clip = noise(1, 2.0)
+    one_bytes = 25 * N_VQ * 8
+    cache = ReferenceCacheConfig(folder=tmp_path, max_bytes=3 * one_bytes)
+    config = EAGER.model_copy(update={"reference_cache": cache})
+    listeners = [Listener(engine(config, endless_talker())) for _ in range(2)]
+    for _ in range(3):
+        for listener in listeners:
+            listener.add(SpeechRequest(text="One.", reference=clip, max_frames=1))
+        for listener in listeners:
+            listener.run()
+    for listener in listeners:
+        for seed in (2, 3):
+            listener.add(SpeechRequest(text="One.", reference=noise(seed, 2.0), max_frames=1))
+            listener.run()
+        before = listener.engine.stats()
+        for path in tmp_path.iterdir():  # what follows comes from memory
+            path.unlink()
+        for seed in (1, 2, 3):
+            listener.add(SpeechRequest(text="One.", reference=noise(seed, 2.0), max_frames=1))
+            listener.run()
+        after = listener.engine.stats()
+        assert after.reference_hits == before.reference_hits + 3
+        assert after.reference_misses == before.reference_misses
+
+
+def test_a_recording_is_known_by_its_bytes(calls: list[tuple[int, int]], tmp_path: Path) -> None:
+    """A file, its path and its bytes are one recording; what is heard before is not decoded."""
+    audio = noise(1, 2.0)
+    write_audio(tmp_path / "voice.wav", audio.samples, audio.sample_rate)
+    content = (tmp_path / "voice.wav").read_bytes()
+    speaking = engine(EAGER, endless_talker())
+    references: list[Reference] = [content, tmp_path / "voice.wav", str(tmp_path / "voice.wav")]
+    first = speaking.generate(SpeechRequest(text="One.", reference=content, seed=1, max_frames=5))
+    encoded = len(calls)
+    with mock.patch.object(intake, "prepare_reference") as prepare:
+        for reference in references:
+            request = SpeechRequest(text="One.", reference=reference, seed=1, max_frames=5)
+            assert np.array_equal(speaking.generate(request).codes, first.codes)
+    assert not prepare.called
+    assert len(calls) == encoded
+    (tmp_path / "broken.wav").write_bytes(b"no audio")
+    with pytest.raises(ReferenceAudioError, match=r"broken\.wav' is not an audio file"):
+        speaking.add(SpeechRequest(text="One.", reference=tmp_path / "broken.wav"))
+
+
+def test_a_recording_that_cannot_be_encoded_ends_the_requests_that_wait_for_it() -> None:
+    listener = talking()
+    names = [
+        listener.add(SpeechRequest(text="One.", reference=noise(1, 1.0), max_frames=2))
+        for _ in range(2)
+    ]
+    other = listener.add(SpeechRequest(text="Two.", reference=noise(2, 1.0), max_frames=2))
+    references = listener.engine.parts.references
+    assert references is not None
+    step, failed = references.step, HocketError("cannot be encoded")
+
+    def break_first(wanted: set[str]) -> dict[str, EncodedReference | HocketError]:
+        first = sorted(wanted)[0]
+        return {**step(wanted - {first}), first: failed}
+
+    with mock.patch.object(references, "step", break_first):
+        listener.step()
+    listener.run()
+    for name in names:
+        end = listener.heard[name].end
+        assert end is not None
+        assert end.finish_reason == "error"
+        assert str(end.error) == "cannot be encoded"
+        assert end.error is not failed
+    assert listener.heard[other].reason == "length"
+    listener.assert_all_is_back()
 
 
 def test_a_refused_request_leaves_nothing_to_encode() -> None:

@@ -1,4 +1,6 @@
-"""Voice vectors: once per recording, one recording per step, none for requests that have ended."""
+"""Voice vectors: one recording per step, none for requests that have ended; in the engine once per
+recording.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hocket.core import SpeechRequest
-from hocket.engine.references import speaker_vectors as voice_vectors
-from hocket.engine.references.speaker_vectors import VoiceVectors
-from hocket.errors import ReferenceAudioError
+from hocket.core import EncodedReference, SpeechRequest
+from hocket.engine.references.encoder import ReferenceEncoder
+from hocket.errors import HocketError, ReferenceAudioError
 from tests.support import tiny_qwen3
 from tests.support.tiny_engine import EAGER, Listener, engine
 
@@ -40,43 +42,58 @@ def recording(value: float, samples: int = 20) -> np.ndarray[tuple[int, int], np
     return np.full((1, samples), value, np.float32)
 
 
-def test_a_recording_is_heard_once() -> None:
-    encoder = Means()
-    vectors = VoiceVectors(encoder)
-    key, known = vectors.submit(recording(0.5))
-    assert known is None
-    assert vectors.submit(recording(0.5)) == (key, None)
-    assert vectors.step({key})[key].tolist() == [0.5]
-    assert vectors.step({key}) == {}
-    again, known = vectors.submit(recording(0.5))
-    assert again == key
-    assert known is not None
-    assert known.tolist() == [0.5]
-    assert vectors.submit(recording(0.25))[0] != key
-    assert encoder.heard == 1
+def encoder(means: Means) -> ReferenceEncoder:
+    return ReferenceEncoder(None, means, n_codebooks=1, fixed_batch=False)
+
+
+def submit(encoder: ReferenceEncoder, samples_CS: NDArray[np.float32]) -> str:
+    return encoder.submit(samples_CS, codes=False, voice=True)
+
+
+def voice_of(encoded: EncodedReference | HocketError) -> list[float]:
+    assert isinstance(encoded, EncodedReference)
+    assert encoded.codes is None
+    assert encoded.voice is not None
+    return [float(value) for value in encoded.voice]
 
 
 def test_one_a_step_and_only_the_wanted() -> None:
-    vectors = VoiceVectors(Means())
-    keys = [vectors.submit(recording(value))[0] for value in (0.1, 0.2, 0.3)]
+    means = Means()
+    vectors = encoder(means)
+    keys = [submit(vectors, recording(value)) for value in (0.25, 0.5, 0.75)]
     wanted = {keys[0], keys[2]}
-    assert list(vectors.step(wanted)) == [keys[0]]
-    assert list(vectors.step(wanted)) == [keys[2]]
+    made = vectors.step(wanted)
+    assert list(made) == [keys[0]]
+    assert voice_of(made[keys[0]]) == [0.25]
+    assert not vectors.idle
+    assert voice_of(vectors.step(wanted)[keys[2]]) == [0.75]
+    assert vectors.idle
     assert vectors.step(wanted) == {}
     with pytest.raises(ReferenceAudioError, match="too short"):
-        vectors.submit(recording(0.1, samples=9))
+        submit(vectors, recording(0.1, samples=9))
     assert vectors.step(set(keys)) == {}
+    assert means.heard == 2
 
 
-def test_the_least_recently_used_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_vectors, "MAX_VECTORS", 2)
-    vectors = VoiceVectors(Means())
-    for value in (0.1, 0.2):
-        vectors.step({vectors.submit(recording(value))[0]})
-    assert vectors.submit(recording(0.1))[1] is not None
-    vectors.step({vectors.submit(recording(0.3))[0]})
-    assert vectors.submit(recording(0.1))[1] is not None
-    assert vectors.submit(recording(0.2))[1] is None
+def test_codes_and_vector_come_together() -> None:
+    """Codes of a long recording take more steps than its vector."""
+    model, codec = tiny_qwen3.talker(), tiny_qwen3.codec()
+    both = ReferenceEncoder(codec, model.voice_encoder, n_codebooks=4, fixed_batch=False)
+    samples_CS = tiny_qwen3.voice(1, 3.0).samples
+    key = both.submit(samples_CS, codes=True, voice=True)
+    steps = []
+    while not both.idle:
+        steps.append(both.step({key}))
+    assert len(steps) > 1
+    assert all(made == {} for made in steps[:-1])
+    made = steps[-1][key]
+    assert isinstance(made, EncodedReference)
+    assert made.codes is not None
+    assert made.codes.shape == (codec.config.reference_frames(samples_CS.shape[1]), 4)
+    alone = encoder(Means())
+    assert made.voice is not None
+    assert made.voice.shape == (model.talker.config.voice_size,)
+    assert alone.identity != both.identity
 
 
 def test_in_the_engine() -> None:

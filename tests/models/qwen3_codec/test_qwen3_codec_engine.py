@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.audio.io import decode_audio, write_audio
-from hocket.config import EngineConfig, ReferenceCacheConfig, ReferenceLimits
+from hocket.config import EngineConfig, ReferenceLimits
 from hocket.engine.build import load_parts
+from hocket.engine.references.codes import CodeEncoder
 from hocket.engine.references.conversions import Conversions
-from hocket.engine.references.encoder import ReferenceEncoder
 from hocket.engine.runners.codec import CodecRunner, DecodedChunk, StateSlot
 from hocket.engine.scheduling.request import DecodeBatch, DecodeItem, Request
 from hocket.errors import ConfigError, InvalidRequestError
@@ -144,17 +144,17 @@ def test_references_are_coded_as_the_official_package_does(fixed_batch: bool) ->
     """All recordings in one batch, in pieces of 16 frames, each with an incomplete last frame."""
     tensors = golden_tensors("base_1b7")
     keys = [key for key in tensors if "/ref/wav" in key]
-    encoder = ReferenceEncoder(
-        golden_codec(), n_codebooks=16, config=ReferenceCacheConfig(), fixed_batch=fixed_batch
-    )
-    submitted = {key: encoder.submit(tensors[key][None].numpy())[0] for key in keys}
-    submitted["long"] = encoder.submit(RECORDING_1S.numpy())[0]
-    found: dict[str, NDArray[np.int64]] = {}
-    while len(found) < len(set(submitted.values())):
-        found |= encoder.step(set(submitted.values()))
+    encoder = CodeEncoder(golden_codec(), n_codebooks=16, fixed_batch=fixed_batch)
+    wanted = {*keys, "long"}
     for key in keys:
-        assert np.array_equal(found[submitted[key]], tensors[key.replace("/wav", "/codes")].numpy())
-    assert np.array_equal(found[submitted["long"]], golden_tensors()["encode/codes"].numpy())
+        encoder.submit(key, tensors[key][None].numpy())
+    encoder.submit("long", RECORDING_1S.numpy())
+    found: dict[str, NDArray[np.int64]] = {}
+    while not encoder.idle:
+        found |= encoder.step(wanted)
+    for key in keys:
+        assert np.array_equal(found[key], tensors[key.replace("/wav", "/codes")].numpy())
+    assert np.array_equal(found["long"], golden_tensors()["encode/codes"].numpy())
 
 
 def test_conversions_go_both_ways() -> None:

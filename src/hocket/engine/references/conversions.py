@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.core import AudioChunk, FinishReason, RequestEnd, Timings
-from hocket.engine.references.encoder import codec_fingerprint
+from hocket.engine.references.codes import codec_fingerprint
 from hocket.errors import CapacityError, InvalidRequestError
 from hocket.models.codec import Codec
 

@@ -1,6 +1,4 @@
-"""Reference recordings to voice vectors: one recording per step, once per content, for families
-that read vectors.
-"""
+"""Reference recordings to voice vectors: one recording per step, for families that read vectors."""
 
 from __future__ import annotations
 
@@ -12,21 +10,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.engine.references.encoder import Key
+from hocket.engine.references.codes import Key
 from hocket.models.family import VoiceEncoder
-
-#: Vectors in the cache; a thousand vectors of 2,048 numbers take 8 MB.
-MAX_VECTORS = 1024
 
 
 class VoiceVectors:
-    """Embeds prepared recordings and caches the vectors by content."""
+    """A queue of prepared recordings, which it embeds."""
 
     def __init__(self, encoder: VoiceEncoder) -> None:
         self._encoder = encoder
         self._device = next(encoder.parameters()).device
         self._waiting: OrderedDict[Key, torch.Tensor] = OrderedDict()
-        self._vectors: OrderedDict[Key, NDArray[np.float32]] = OrderedDict()
+
+    @property
+    def idle(self) -> bool:
+        """`step` would do nothing."""
+        return not self._waiting
 
     def check_length(self, samples: int) -> None:
         """Raise ReferenceAudioError when a recording of so many samples is too short to have a
@@ -34,20 +33,11 @@ class VoiceVectors:
         """
         self._encoder.check_length(samples)
 
-    def submit(self, samples_CS: NDArray[np.float32]) -> tuple[Key, NDArray[np.float32] | None]:
-        """The vector [D] of a prepared recording if it is cached; otherwise a later `step` returns
-        it by key.
-
-        Raises ReferenceAudioError as `check_length` does.
+    def submit(self, key: Key, samples_CS: NDArray[np.float32]) -> None:
+        """Queue a recording whose length has been checked; a later `step` returns its vector
+        [D].
         """
-        self.check_length(samples_CS.shape[1])
-        samples_S = np.ascontiguousarray(samples_CS.mean(axis=0))
-        key = "voice-" + hashlib.blake2b(samples_S.tobytes(), digest_size=20).hexdigest()
-        if key in self._vectors:
-            self._vectors.move_to_end(key)
-            return key, self._vectors[key]
-        self._waiting[key] = torch.from_numpy(samples_S)
-        return key, None
+        self._waiting[key] = torch.from_numpy(np.ascontiguousarray(samples_CS.mean(axis=0)))
 
     def step(self, wanted: Set[Key]) -> dict[Key, NDArray[np.float32]]:
         """Embed the first waiting recording and return its vector; drop recordings that are no
@@ -59,7 +49,13 @@ class VoiceVectors:
             return {}
         key, samples_S = self._waiting.popitem(last=False)
         vector_D = self._encoder.embed(samples_S.to(self._device)).float().cpu().numpy()
-        self._vectors[key] = vector_D
-        if len(self._vectors) > MAX_VECTORS:
-            self._vectors.popitem(last=False)
         return {key: vector_D}
+
+
+def voice_encoder_fingerprint(encoder: VoiceEncoder) -> str:
+    """Identifies a speaker encoder by a sample of its weights."""
+    digest = hashlib.blake2b(digest_size=20)
+    for parameter in encoder.parameters():
+        digest.update(str(tuple(parameter.shape)).encode())
+        digest.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
-from hocket.errors import InvalidRequestError
+from hocket.models.family import checked_codes
 from hocket.models.moss_local.config import MossLocalConfig
 from hocket.text.join import join_texts
 from hocket.text.tokenizer import TextTokenizer
@@ -64,7 +64,8 @@ class MossLocalPrompt:
         """
         config = self._config
         codes_FN = [
-            self._checked(codes, number) for number, codes in enumerate(references, start=1)
+            checked_codes(codes, number, self._n_vq, config.audio_codebook_sizes)
+            for number, codes in enumerate(references, start=1)
         ]
         fields = self._tokenizer.encode(_fields(request))
         if request.reference_text is not None:
@@ -102,34 +103,6 @@ class MossLocalPrompt:
 
     def _audio_rows(self, slot_id: int, codes_FN: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.insert(codes_FN, 0, slot_id, axis=1)
-
-    def _checked(self, codes: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-        """The first `n_vq` codebooks of reference `number`, with every code checked."""
-        n_vq = self._n_vq
-        if (
-            not np.issubdtype(codes.dtype, np.integer)
-            or codes.ndim != 2
-            or codes.shape[0] == 0
-            or codes.shape[1] < n_vq
-        ):
-            raise InvalidRequestError(
-                f"reference {number}: {codes.dtype} codes of the shape {codes.shape}; "
-                f"this model takes integers [at least 1 frame, at least {n_vq} codebooks]",
-                param="reference",
-            )
-        codes_FN = codes[:, :n_vq]
-        outside_FN = (codes_FN < 0) | (
-            codes_FN >= np.array(self._config.audio_codebook_sizes[:n_vq])
-        )
-        if outside_FN.any():
-            frame, codebook = np.argwhere(outside_FN)[0]
-            raise InvalidRequestError(
-                f"reference {number}: code {codes_FN[frame, codebook]} in codebook {codebook} of "
-                f"frame {frame}; this model's codes are 0 to "
-                f"{self._config.audio_codebook_sizes[codebook] - 1}",
-                param="reference",
-            )
-        return codes_FN.astype(np.int64)
 
 
 def _fields(request: SpeechRequest) -> str:

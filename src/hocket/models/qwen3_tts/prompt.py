@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hocket.core import PromptRows, ReferenceNeeds, SpeechRequest
 from hocket.errors import InvalidRequestError
+from hocket.models.family import checked_codes, checked_voice
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.text.tokenizer import TextTokenizer
 
@@ -95,7 +96,10 @@ class Qwen3TtsPrompt:
                 "the text has no token of its own; give some words", param="text"
             )
         no_codes = np.empty((0, config.n_vq), np.int64)
-        codes_FN = references[0] if request.is_continuation else no_codes
+        codes_FN = no_codes
+        if request.is_continuation:
+            sizes = config.audio_codebook_sizes
+            codes_FN = checked_codes(references[0], 1, config.n_vq, sizes)
         is_streaming = request.streaming_text
         if is_streaming is None:
             is_streaming = config.kind == "base"
@@ -113,7 +117,9 @@ class Qwen3TtsPrompt:
             content = _Content(self._whole(body), [])
         rows = [self._text_rows(self._instruction_ids(request)), self._text_rows(turn[:_ROLE_IDS])]
         rows += [self._control(request), content.rows]
-        voice = voices[0] if config.voice_size else np.empty(0, np.float32)
+        voice = np.empty(0, np.float32)
+        if config.voice_size:
+            voice = checked_voice(voices[0], config.voice_size)
         return PromptRows(
             np.concatenate(rows), codes_FN, np.array(content.frame_texts, np.int64), voice
         )
