@@ -41,7 +41,8 @@ say: $(STAMP)
 
 # Tests that only compute run two at a time; servers, their clients and the command line run alone,
 # since they watch the clock.
-COMPUTING := $(addprefix tests/,audio bench checkpoint engine kernels models text training)
+COMPUTING := $(addprefix tests/,audio bench checkpoint engine kernels models text training \
+	test_readme.py test_voice.py)
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile $(COMPUTING)
 	$(BIN)/pytest $(addprefix --ignore=,$(COMPUTING))
