@@ -9,14 +9,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Route, WebSocketRoute
 
 from hocket import __version__
 from hocket.errors import HocketError, requirement
 from hocket.server.admission import Admission
+from hocket.server.browsers import CrossOriginMiddleware
 from hocket.server.errors import ApiError, error_code, error_response, http_error
 from hocket.server.metrics import Metrics
 from hocket.server.middleware import RequestMiddleware, record_of
-from hocket.server.openapi import document_models
+from hocket.server.openapi import document_models, documentation_router
 from hocket.server.routes import batch, speech, status, tokens, voices
 from hocket.server.routes.studio import studio_router
 from hocket.server.schemas import BatchBody, SpeechBody
@@ -40,20 +42,29 @@ def create_app(
         version=__version__,
         description="Text to speech over an OpenAI-compatible API.",
         redoc_url=None,
+        docs_url=None,
+        # A redirect names the host that the client named.
+        redirect_slashes=False,
     )
     metrics = Metrics()
     app.state.services = Services(
         client, settings, voice_store, Admission(settings), metrics, model_name
     )
-    app.add_middleware(RequestMiddleware, settings=settings, metrics=metrics)
+    routers = (*_ROUTERS, websocket_router(), studio_router(), documentation_router())
+    routes = [
+        route
+        for route in (*app.routes, *(route for router in routers for route in router.routes))
+        if isinstance(route, Route | WebSocketRoute)
+    ]
+    app.add_middleware(RequestMiddleware, settings=settings, metrics=metrics, routes=routes)
+    if settings.cors_origins:
+        app.add_middleware(CrossOriginMiddleware, origins=settings.cors_origins)
     app.add_exception_handler(HocketError, _on_error(lambda error, _: _hocket_error(error)))
     app.add_exception_handler(HTTPException, _on_error(_framework_error))
     app.add_exception_handler(RequestValidationError, _on_error(_parameter_error))
     document_models(app, (SpeechBody, BatchBody, tokens.EncodeBody, tokens.DecodeBody))
-    for router in _ROUTERS:
+    for router in routers:
         app.include_router(router)
-    app.include_router(websocket_router())
-    app.include_router(studio_router())
     return app
 
 

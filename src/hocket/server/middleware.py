@@ -10,14 +10,17 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hocket.errors import HocketError
 from hocket.server.admission import Admission
+from hocket.server.browsers import BrowserRules, add_browser_headers
 from hocket.server.errors import ApiError, error_code, error_response, internal_error
 from hocket.server.metrics import Metrics
 from hocket.server.services import services_of
@@ -43,6 +46,7 @@ class RequestRecord:
 
     id: str
     method: str
+    #: Pattern of the route. The path itself may hold the name of a voice, or any words.
     path: str
     #: Identity for limits: a digest of the API key, or the address where no keys are set.
     caller: str
@@ -86,9 +90,17 @@ class RequestMiddleware:
     releases what it holds. No other part of the server handles disconnects.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        metrics: Metrics,
+        routes: Sequence[Route | WebSocketRoute],
+    ) -> None:
+        self._routes = [(route.path_regex, route.path) for route in routes]
         self._app, self._settings, self._metrics = app, settings, metrics
         self._keys = [key.encode() for key in settings.api_keys]
+        self._browsers = BrowserRules(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -97,7 +109,7 @@ class RequestMiddleware:
         connection = HTTPConnection(scope)
         method = str(scope.get("method", "WEBSOCKET"))
         record = RequestRecord(
-            _request_id(connection), method, _log_safe(scope["path"]), self._caller(connection)
+            _request_id(connection), method, self._pattern(scope), self._caller(connection)
         )
         scope[_RECORD] = record
         if scope["type"] == "websocket":
@@ -106,7 +118,7 @@ class RequestMiddleware:
         try:
             await self._request(connection, record, receive, send)
         finally:
-            self._metrics.requests.labels(_route(scope), str(record.status)).inc()
+            self._metrics.requests.labels(record.path, str(record.status)).inc()
             if record.status >= http.HTTPStatus.BAD_REQUEST:
                 self._metrics.errors.labels(record.reason).inc()
             is_polled = record.path == "/" or record.path.startswith(_POLLED)
@@ -119,9 +131,11 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", record.id.encode())]
+                add_browser_headers(message)
             await send(message)
 
         try:
+            self._browsers.check(connection)
             self._check_key(connection)
             slot = _Slot(connection, record)
             slot.check()
@@ -197,6 +211,7 @@ class RequestMiddleware:
 
     async def _websocket(self, connection: HTTPConnection, receive: Receive, send: Send) -> None:
         try:
+            self._browsers.check(connection)
             self._check_key(connection)
         except ApiError as error:
             await send(
@@ -204,6 +219,13 @@ class RequestMiddleware:
             )
             return
         await self._app(connection.scope, receive, send)
+
+    def _pattern(self, scope: Scope) -> str:
+        """The route's pattern. Clients choose paths freely, so a label per path would have no
+        bound.
+        """
+        path = scope["path"]
+        return next((pattern for regex, pattern in self._routes if regex.match(path)), "none")
 
     # ---- keys
 
@@ -278,19 +300,6 @@ def _request_id(connection: HTTPConnection) -> str:
     given = connection.headers.get("x-request-id", "")
     is_plain = re.fullmatch(r"[A-Za-z0-9_-]{1,128}", given) is not None
     return given if is_plain else f"req-{secrets.token_hex(8)}"
-
-
-def _log_safe(path: str) -> str:
-    return "".join(c if c.isascii() and c.isprintable() and c not in ' "=' else "?" for c in path)[
-        :200
-    ]
-
-
-def _route(scope: Scope) -> str:
-    """The route's pattern. Clients choose paths freely, so a label per path would have no bound."""
-    if (scope["method"], scope["path"]) in _ONE_SLOT:  # a refused request has reached no route
-        return str(scope["path"])
-    return getattr(scope.get("route"), "path", "none")
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -19,6 +19,7 @@ from hocket import __version__
 from hocket.core import EngineInfo, MemoryPlan
 from hocket.errors import ConfigError
 from hocket.server.app import create_app
+from hocket.server.browsers import is_loopback
 from hocket.server.services import Services
 from hocket.server.settings import Profile, ServerSettings
 from hocket.server.voice_store import VoiceStore
@@ -72,6 +73,10 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
         app = create_app(pool, settings, voices, profile.served_name)
         server = uvicorn_server(app, settings)
         print(f"address  {_address(listener)}", flush=True)
+        if not (settings.api_keys or is_loopback(settings.host)):
+            _LOG.warning(
+                "event=open_to_network reason=everybody who reaches it may use it; set an API key"
+            )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         ending = asyncio.create_task(_end_on_signal(app.state.services, pool, server))
         try:

@@ -13,6 +13,8 @@ from hocket.config import EngineConfig, NonNegativeFloat, PositiveFloat, Positiv
 from hocket.core import StrictModel
 from hocket.worker.messages import EngineSpec
 
+HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])$")]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[a-z0-9._\[\]:-]+)$")]
 ResponseFormat = Literal["wav", "pcm", "mp3", "opus", "flac", "aac"]
 
 
@@ -40,6 +42,10 @@ class ServerSettings(StrictModel):
     host: str = "127.0.0.1"
     #: 0 takes any free port, which the `address` line names.
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    #: Names that requests may have as Host, besides the usual ones (docs/security.md); `*`: any.
+    allowed_hosts: tuple[HostName, ...] = ()
+    #: Origins (`https://app.example`) whose pages may use the server; `*`: any.
+    cors_origins: tuple[Origin, ...] = ()
     #: Accepted API keys; empty disables authentication.
     api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 

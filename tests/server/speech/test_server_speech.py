@@ -571,7 +571,7 @@ def test_a_request_is_one_line_of_log_without_its_text(
     with caplog.at_level(logging.INFO, "hocket.request"):
         speak(http, input="Nobody logs this.", instructions="or that")
         http.get("/nowhere?secret=1")
-        wait_until(lambda: "path=/nowhere" in caplog.text)
+        wait_until(lambda: "path=none" in caplog.text)
     spoken, lost = [record.message for record in caplog.records if record.name == "hocket.request"]
     assert re.fullmatch(
         r"event=request id=req-\w+ method=POST path=/v1/audio/speech status=200 model=hocket-mini "
@@ -579,8 +579,8 @@ def test_a_request_is_one_line_of_log_without_its_text(
         r"audio_seconds=1\.36 first_audio_ms=[\d.]+ rtf=[\d.]+ seconds=[\d.]+ reason=stop",
         spoken,
     )
-    assert "path=/nowhere status=404" in lost
-    assert not {"Nobody", "that", "secret"} & set(re.findall(r"\w+", caplog.text))
+    assert "path=none status=404" in lost
+    assert not {"Nobody", "that", "nowhere", "secret"} & set(re.findall(r"\w+", caplog.text))
 
 
 def test_a_plain_request_id_is_kept(http: httpx.Client) -> None:
