@@ -46,8 +46,8 @@ def body(frames: int = 5, **fields: Any) -> dict[str, Any]:
 def raw_request(fields: dict[str, Any]) -> bytes:
     content = json.dumps(fields).encode()
     head = (
-        f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
-        f"{len(content)}\r\n\r\n"
+        f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
 
