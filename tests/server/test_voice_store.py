@@ -416,7 +416,7 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
-@pytest.mark.parametrize("damage", [cut, empty, garbage, no_facts, a_folder, a_pipe, a_link])
+@pytest.mark.parametrize("damage", [cut, empty, garbage, no_facts])
 def test_damage_is_listed_and_not_fatal(
     store: VoiceStore, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -444,31 +444,44 @@ def test_a_broken_voice_can_be_replaced_and_deleted(
     store.delete("anna")
 
 
-def test_a_link_is_never_followed(store: VoiceStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("replace", [a_folder, a_pipe, a_link])
+def test_what_is_no_file_is_no_voice(
+    store: VoiceStore, tmp_path: Path, replace: Callable[[Path], None]
+) -> None:
     upload(store)
-    a_link(tmp_path / "voices" / "anna.voice")
-    before = (tmp_path / "elsewhere").read_bytes()
-    with pytest.raises(HocketError, match="is a link"):
+    upload(store, "bert")
+    path = tmp_path / "voices" / "anna.voice"
+    replace(path)
+    before, elsewhere = path.lstat(), tmp_path / "elsewhere"
+    content = elsewhere.read_bytes() if elsewhere.exists() else None
+    assert [voice.name for voice in store.listed() if voice.kind != "builtin"] == ["bert"]
+    for call in (
+        lambda: store.reference("anna", codec="tiny"),
+        lambda: store.preview("anna"),
+        lambda: store.delete("anna"),
+    ):
+        with pytest.raises(VoiceNotFoundError):
+            call()
+    with pytest.raises(InvalidRequestError, match=r"'anna' is taken .* choose another"):
         upload(store, codes=CODES + 1)
-    store.delete("anna")
-    assert (tmp_path / "elsewhere").read_bytes() == before
+    assert path.lstat() == before
+    assert content == (elsewhere.read_bytes() if elsewhere.exists() else None)
 
 
 def test_foreign_files_are_left_alone(store: VoiceStore, tmp_path: Path) -> None:
     folder = tmp_path / "voices"
     upload(store)
+    upload(store, "bert")
     (folder / "anna.voice").rename(folder / "echo.voice")
     for name in ("notes.txt", ".abc.partial", "Upper.voice", "😀.voice", "default.voice", ".voice"):
         (folder / name).write_bytes(b"")
     assert {(voice.name, voice.kind) for voice in store.listed()} == {
         *{
             *((name, "builtin") for name in BUILTIN),
-            ("Upper", "broken"),
-            ("😀", "broken"),
-            ("default", "broken"),
-            ("echo", "broken"),
+            ("bert", "uploaded"),
         }
     }
+    assert len(list(folder.iterdir())) == 8
     assert store.builtin("default") is BUILTIN["default"]
 
 

@@ -40,17 +40,23 @@ def check_replaceable(path: Path) -> None:
         )
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` beside `path` and rename it into place, with the permissions of the umask.
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write `data` beside `path` and rename it into place, with the permissions of the umask;
+    `private`: for this user alone.
 
     When it is interrupted (a full disk, Ctrl-C), `path` keeps its content and no file is left
-    beside it. A link is followed, so it stays a link. Raises AudioFileError.
+    beside it. A link is followed, so it stays a link; where the file is private, it is refused.
+    Raises AudioFileError.
     """
+    if private and path.is_symlink():
+        raise AudioFileError(f"cannot write {str(path)!r}: it is a link; remove it")
     check_replaceable(path)
-    target = path.resolve()
+    target = path if private else path.resolve()
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        with partial.open("xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(partial, flags, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(

@@ -48,7 +48,8 @@ class RequestRecord:
     method: str
     #: Pattern of the route. The path itself may hold the name of a voice, or any words.
     path: str
-    #: Identity for limits: a digest of the API key, or the address where no keys are set.
+    #: Identity for limits and for the owner of voices: a digest of the API key, the same after a
+    #: restart, or the address where no keys are set.
     caller: str
     arrived: float = field(default_factory=time.perf_counter)
     status: int = 0

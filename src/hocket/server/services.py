@@ -71,6 +71,13 @@ class Services:
         state = self.client.state
         return "draining" if self.admission.draining and state == "ready" else state
 
+    def voices_of(self, caller: str) -> VoiceStore:
+        """The voices of `caller` (`RequestRecord.caller`): its own and everybody's where it has an
+        API key.
+        """
+        has_owner = self.settings.api_keys and not self.settings.voices_shared
+        return self.voices.of(caller) if has_owner else self.voices
+
     @property
     def segment_characters(self) -> int:
         """Longest segment of a text.

@@ -94,6 +94,8 @@ class ServerSettings(StrictModel):
 
     #: Folder of uploaded voices. None: `voices` in Hocket's folder.
     voices_folder: Path | None = None
+    #: Whether a voice that is uploaded with an API key is everybody's. False: that key's alone.
+    voices_shared: bool = False
     #: Longest audio in a request to the codec.
     max_codec_seconds: PositiveFloat = 600.0
     max_voice_bytes: PositiveInt = 10 * 2**20

@@ -9,12 +9,18 @@ An upload takes `draft` (all checks that need no model), the model's encoder, an
 
 `save` takes codes, so that a failure on the way leaves the old voice as it was. A file is replaced
 by a rename: readers in this and other processes see the old voice or the new one, and the later of
-two uploads under one name wins. There is no state in memory, and all methods may be called from any
-thread.
+two uploads under one name wins. All methods may be called from any thread.
+
+Voices in the folder itself are everybody's. `store.of(owner)` has also those of one owner, which
+lie in a folder of their own. Folders and files are for the server's user alone. Only regular files
+under the names that voices can have are voices: links, folders and whatever else are left alone.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import stat
 import time
 import unicodedata
@@ -48,6 +54,12 @@ from hocket.errors import (
 MAX_DESCRIPTION_CHARACTERS = 1_000
 MAX_TRANSCRIPT_CHARACTERS = 5_000
 _SUFFIX = ".voice"
+#: Beginning of the names of the owners' folders.
+_OWNED = "of-"
+#: Permissions of a file's group and of all other users.
+_OTHERS = 0o077
+
+_LOG = logging.getLogger("hocket.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +116,58 @@ class VoiceStore:
         *,
         max_voices: int = 1_000,
         max_recording_bytes: int = 10 * 2**20,
+        everybodys: VoiceStore | None = None,
     ) -> None:
         """Raises ConfigError when the folder cannot be made."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"the folder of voices {str(folder)!r} cannot be made: {error.strerror}; name "
-                "another",
-                param="voices_folder",
-            ) from error
+        if everybodys is None:
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
+                _make_private(folder)
+            except OSError as error:
+                raise ConfigError(
+                    f"the folder of voices {str(folder)!r} cannot be made: {error.strerror}; name "
+                    "another",
+                    param="voices_folder",
+                ) from error
         self._folder = folder
         self._builtin = builtin
         self._max_voices = max_voices
         self._max_recording_bytes = max_recording_bytes
+        #: Searched for names that are not in the owner's folder.
+        self._everybodys = everybodys
+        #: Number of skipped entries that the log has been told of, for each folder.
+        self._skipped: dict[Path, int] = {} if everybodys is None else everybodys._skipped
+
+    def of(self, owner: str) -> VoiceStore:
+        """The voices of `owner`, and everybody's. New ones are the owner's.
+
+        `owner` becomes a part of a folder's name, so it is a digest, or as plain as one. Raises
+        HocketError where a link stands in the place of that folder.
+        """
+        folder = self._folder / f"{_OWNED}{owner}"
+        if folder.is_symlink():
+            raise HocketError("the folder of this key's voices is a link; remove it")
+        return VoiceStore(
+            folder,
+            self._builtin,
+            max_voices=self._max_voices,
+            max_recording_bytes=self._max_recording_bytes,
+            everybodys=self,
+        )
 
     def listed(self) -> list[Voice]:
         """All voices by name, the built-in ones first, broken ones among the uploaded."""
         builtin = [_builtin_entry(name, voice) for name, voice in self._builtin.items()]
-        return builtin + sorted(
-            (self._stored(path) for path in self._paths()), key=lambda voice: voice.name
-        )
+        stems = self._stems()
+        names = [stem for stem in stems if self._is_voice(stem)]
+        self._log_skipped(len(stems) - len(names))
+        return builtin + [_stored(name, self._path_of(name)) for name in names]
+
+    def names(self) -> Iterator[str]:
+        """The names in `listed`, whose files are not opened, and looked at as they are needed."""
+        yield from self._builtin
+        yield from filter(self._is_voice, self._stems())
 
     def reference(self, name: str, *, codec: str | None) -> tuple[Reference, str | None]:
         """Reference and transcript of an upload, for a model whose codec is `codec` (None: it takes
@@ -227,14 +270,12 @@ class VoiceStore:
             else recording.samples.shape[1] / recording.sample_rate,
             codec=codec,
         )
-        path = self._path(name)
-        if path.is_symlink():
-            raise HocketError(
-                f"the voice {name!r} is a link on the server's disk; the operator must remove it"
-            )
         try:
-            write_atomically(path, _file_bytes(metadata, codes, recording))
-        except AudioFileError as error:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            write_atomically(
+                self._path(name), _file_bytes(metadata, codes, recording), private=True
+            )
+        except (AudioFileError, OSError) as error:
             raise HocketError(
                 f"the voice {name!r} could not be stored: the server's disk refuses it"
             ) from error
@@ -248,7 +289,9 @@ class VoiceStore:
                 f"the voice {name!r} comes with the model and cannot be deleted", param="name"
             )
         try:
-            self._path(name).unlink()
+            path = self._path_of(name)
+            _check_regular(path)
+            path.unlink()
         except FileNotFoundError:
             raise self._unknown(name, "name") from None
         except OSError as error:
@@ -261,12 +304,48 @@ class VoiceStore:
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
 
-    def _paths(self) -> list[Path]:
+    def _path_of(self, name: str) -> Path:
+        """The owner's file of that name, else everybody's, if there is one."""
+        path = self._path(name)
+        if self._everybodys is None or os.path.lexists(path):
+            return path
+        return self._everybodys._path_of(name)
+
+    def _stems(self) -> list[str]:
+        """What the names of files that may be voices begin with, sorted; everybody's included."""
+        shared = [] if self._everybodys is None else self._everybodys._own_stems()
+        return sorted({*shared, *self._own_stems()})
+
+    def _own_stems(self) -> list[str]:
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:  # an owner without voices
+            return []
         return [
-            path
-            for path in self._folder.iterdir()
-            if path.suffix == _SUFFIX and not path.name.startswith(".")
+            name.removesuffix(_SUFFIX)
+            for name in names
+            if name.endswith(_SUFFIX) and not name.startswith(".")
         ]
+
+    def _is_voice(self, stem: str) -> bool:
+        path = self._path_of(stem)
+        return self._can_be_stored(stem) and path.is_file() and not path.is_symlink()
+
+    def _log_skipped(self, files: int) -> None:
+        if files != self._skipped.get(self._folder, 0):
+            self._skipped[self._folder] = files
+            _LOG.warning(
+                "event=voices_skipped files=%d folder=%s reason=links, folders, or names that no "
+                "upload has; remove them",
+                files,
+                self._folder,
+            )
+
+    def _can_be_stored(self, name: str) -> bool:
+        try:
+            return voice_name(name) == name and name not in self._builtin
+        except InvalidRequestError:
+            return False
 
     def _free_name(self, name: str) -> str:
         name = voice_name(name)
@@ -275,29 +354,25 @@ class VoiceStore:
                 f"the name {name!r} belongs to a voice that comes with the model; choose another",
                 param="name",
             )
-        if len(self._paths()) >= self._max_voices and not self._path(name).exists():
+        path = self._path(name)
+        is_new = not os.path.lexists(path)
+        if not is_new and (path.is_symlink() or not path.is_file()):
+            raise InvalidRequestError(
+                f"the name {name!r} is taken on the server's disk by what is no voice; choose "
+                "another",
+                param="name",
+            )
+        if is_new and len(self._own_stems()) >= self._max_voices:
             raise InvalidRequestError(
                 f"there are {self._max_voices} voices, which is the limit; delete one first",
                 param="name",
             )
         return name
 
-    def _stored(self, path: Path) -> Voice:
-        name = unicodedata.normalize("NFC", path.name.removesuffix(_SUFFIX))
-        try:
-            if voice_name(name) != name or name in self._builtin:
-                raise _DamagedError("its file has the name of another voice")
-            with _opened_file(path) as (metadata, _):
-                return _entry(name, metadata)
-        except InvalidRequestError:
-            return Voice(name, "broken", problem="its file has a name that voices cannot have")
-        except (_DamagedError, FileNotFoundError) as error:
-            return Voice(name, "broken", problem=str(error))
-
     @contextmanager
     def _opened(self, name: str, param: str) -> Iterator[tuple[_Metadata, safe_open]]:
         try:
-            with _opened_file(self._path(name)) as opened:
+            with _opened_file(self._path_of(name)) as opened:
                 yield opened
         except FileNotFoundError:
             raise self._unknown(name, param) from None
@@ -335,6 +410,16 @@ def _entry(name: str, metadata: _Metadata) -> Voice:
     )
 
 
+def _stored(name: str, path: Path) -> Voice:
+    try:
+        with _opened_file(path) as (metadata, _):
+            return _entry(name, metadata)
+    except FileNotFoundError:
+        return Voice(name, "broken", problem="it has just been deleted")
+    except _DamagedError as error:
+        return Voice(name, "broken", problem=str(error))
+
+
 def _builtin_entry(name: str, voice: BuiltinVoice) -> Voice:
     has_codes = voice.codes is not None
     return Voice(
@@ -367,8 +452,7 @@ def _opened_file(path: Path) -> Iterator[tuple[_Metadata, safe_open]]:
 
     Raises FileNotFoundError, _DamagedError.
     """
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise _DamagedError("it is a link, or not a file")
+    _check_regular(path)
     try:
         with safe_open(path, framework="np") as file:
             yield _Metadata.model_validate_json((file.metadata() or {}).get("voice", "")), file
@@ -378,6 +462,40 @@ def _opened_file(path: Path) -> Iterator[tuple[_Metadata, safe_open]]:
         raise _DamagedError("its file is damaged or cannot be read") from error
     except ValidationError as error:
         raise _DamagedError("this version does not understand its file") from error
+
+
+def _check_regular(path: Path) -> None:
+    """Raises FileNotFoundError where there is no file, or a link, a folder or anything else."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise FileNotFoundError(errno.ENOENT, "it is a link, or not a file", str(path))
+
+
+def _make_private(folder: Path) -> None:
+    """Take the voices in `folder` from the machine's other users, as older versions did not.
+
+    A folder that holds other things, too, stays as it is, with a warning. Raises OSError.
+    """
+    entries = list(folder.iterdir())
+    files = [path for path in entries if path.suffix == _SUFFIX and _is_open(path)]
+    for path in files:
+        path.chmod(0o600)
+    if files:
+        _LOG.info("event=voices_made_private files=%d folder=%s", len(files), folder)
+    if not folder.stat().st_mode & _OTHERS:
+        return
+    if all(path.suffix == _SUFFIX or path.name.startswith((".", _OWNED)) for path in entries):
+        folder.chmod(0o700)
+    else:
+        _LOG.warning(
+            "event=voices_folder_open folder=%s reason=it holds other things, too, so it stays "
+            "open to other users; name a folder for voices alone",
+            folder,
+        )
+
+
+def _is_open(path: Path) -> bool:
+    mode = path.lstat().st_mode
+    return stat.S_ISREG(mode) and bool(mode & _OTHERS)
 
 
 def _tensor(file: safe_open, name: str) -> NDArray[Any]:

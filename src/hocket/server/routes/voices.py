@@ -15,7 +15,7 @@ from hocket.server.middleware import record_of
 from hocket.server.openapi import ERROR_RESPONSES
 from hocket.server.services import services_of
 from hocket.server.speech.encoders import encode_whole
-from hocket.server.voice_store import Voice
+from hocket.server.voice_store import Voice, VoiceStore
 
 router = APIRouter(prefix="/v1/audio/voices")
 
@@ -32,7 +32,7 @@ _FORM = {
 @router.get("")
 async def list_voices(request: Request) -> JSONResponse:
     """All voices, the built-in ones first."""
-    voices = await asyncio.to_thread(services_of(request).voices.listed)
+    voices = await asyncio.to_thread(_voices(request).listed)
     return JSONResponse({"voices": [_entry(voice) for voice in voices]})
 
 
@@ -47,9 +47,9 @@ async def upload_voice(request: Request) -> JSONResponse:
     """Store a recording as a voice. It replaces a voice of that name once it is complete."""
     services = services_of(request)
     sample, fields = await _read_form(request)
-    info = services.client.info
+    info, store = services.client.info, _voices(request)
     draft = await asyncio.to_thread(
-        services.voices.draft,
+        store.draft,
         fields["name"],
         sample,
         sample_rate=info.sample_rate,
@@ -61,7 +61,7 @@ async def upload_voice(request: Request) -> JSONResponse:
     )
     assert draft.recording is not None
     codes_FN = await services.client.encode(draft.recording.samples)
-    voice = await asyncio.to_thread(services.voices.save, draft, codes_FN, codec=info.codec_id)
+    voice = await asyncio.to_thread(store.save, draft, codes_FN, codec=info.codec_id)
     return JSONResponse({"success": True, "voice": _entry(voice)})
 
 
@@ -72,7 +72,7 @@ async def preview_voice(request: Request, name: str) -> Response:
     builtin = services.voices.builtin(name)
     if builtin is None or builtin.codes is None:
         return Response(
-            await asyncio.to_thread(services.voices.preview, name), media_type="audio/wav"
+            await asyncio.to_thread(_voices(request).preview, name), media_type="audio/wav"
         )
     info = services.client.info
     with services.admission.slot(record_of(request).caller, info.rows):
@@ -84,8 +84,12 @@ async def preview_voice(request: Request, name: str) -> Response:
 @router.delete("/{name}", responses=ERROR_RESPONSES)
 async def delete_voice(request: Request, name: str) -> JSONResponse:
     """Forget an uploaded voice."""
-    await asyncio.to_thread(services_of(request).voices.delete, name)
+    await asyncio.to_thread(_voices(request).delete, name)
     return JSONResponse({"success": True, "name": name})
+
+
+def _voices(request: Request) -> VoiceStore:
+    return services_of(request).voices_of(record_of(request).caller)
 
 
 async def _read_form(request: Request) -> tuple[bytes, dict[str, str]]:

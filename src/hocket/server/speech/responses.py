@@ -61,7 +61,7 @@ class SpeechResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services, record = self._services, self._record
         record.model = services.model_name
-        plan = await plan_speech(services, self._body)
+        plan = await plan_speech(services, self._body, caller=record.caller)
         if self._body.delivery == "whole":
             await self._send_whole(plan, scope, receive, send)
             return

@@ -96,18 +96,18 @@ def segment_seed(seed: int, i: int) -> int:
     return (seed + i * _SEED_STRIDE) & MAX_SEED
 
 
-async def plan_speech(services: Services, body: SpeechBody) -> SpeechPlan:
-    """Check what only the server can check, and resolve the voice.
+async def plan_speech(services: Services, body: SpeechBody, *, caller: str) -> SpeechPlan:
+    """Check what only the server can check, and resolve the voice, which `caller` must know.
 
     Raises InvalidRequestError with the client's name of the field at fault, and ApiError.
     """
     try:
-        return await _plan(services, body)
+        return await _plan(services, body, caller)
     except InvalidRequestError as error:
         raise error.renamed(body.client_names) from error
 
 
-async def _plan(services: Services, body: SpeechBody) -> SpeechPlan:
+async def _plan(services: Services, body: SpeechBody, caller: str) -> SpeechPlan:
     settings = services.settings
     if body.model is not None and body.model not in (services.model_name, *settings.model_aliases):
         raise ApiError(
@@ -123,7 +123,7 @@ async def _plan(services: Services, body: SpeechBody) -> SpeechPlan:
             param="input",
         )
     if body.reference_audio is not None:
-        found = await resolve_reference(services, body.reference_audio)
+        found = await resolve_reference(services, body.reference_audio, caller=caller)
         if found.reference is None:
             raise InvalidRequestError(
                 Template(
@@ -139,7 +139,9 @@ async def _plan(services: Services, body: SpeechBody) -> SpeechPlan:
                 Template("{param} are the words of a recording; give {reference_audio}, too"),
                 param="reference_text",
             )
-        found = await resolve_voice(services, body.voice_name or DEFAULT_VOICE, "voice")
+        found = await resolve_voice(
+            services, body.voice_name or DEFAULT_VOICE, "voice", caller=caller
+        )
         words = found.words
     task = services.client.info.voice_traits.task_type
     if body.x_vector_only_mode is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import islice
 
 from hocket.checkpoint.voices import VoiceNotFoundError, voice_name
 from hocket.core import Reference
@@ -30,21 +31,20 @@ class ResolvedVoice:
     speaker: str | None = None
 
 
-async def resolve_voice(services: Services, name: str, param: str) -> ResolvedVoice:
-    """The voice called `name`. Raises InvalidRequestError, naming `param`."""
+async def resolve_voice(services: Services, name: str, param: str, *, caller: str) -> ResolvedVoice:
+    """The voice that `caller` knows as `name`. Raises InvalidRequestError, naming `param`."""
     info = services.client.info
+    voices = services.voices_of(caller)
     codec = None if info.voice_traits.hears_recordings else info.codec_id
     try:
-        builtin = services.voices.builtin(name)
+        builtin = voices.builtin(name)
         if builtin is None:
-            return ResolvedVoice(
-                *await asyncio.to_thread(services.voices.reference, name, codec=codec)
-            )
+            return ResolvedVoice(*await asyncio.to_thread(voices.reference, name, codec=codec))
         if builtin.is_speaker:
             return ResolvedVoice(speaker=voice_name(name))
         return ResolvedVoice(builtin.codes, builtin.reference_text)
     except VoiceNotFoundError:
-        known = [voice.name for voice in await asyncio.to_thread(services.voices.listed)]
+        known = await asyncio.to_thread(lambda: list(islice(voices.names(), _SHOWN_VOICES + 1)))
         more = ", ..." if len(known) > _SHOWN_VOICES else ""
         raise InvalidRequestError(
             f"there is no voice {name!a}; some are {', '.join(known[:_SHOWN_VOICES])}{more}",
@@ -54,13 +54,13 @@ async def resolve_voice(services: Services, name: str, param: str) -> ResolvedVo
         raise error.renamed({"name": param, "voice": param}) from None
 
 
-async def resolve_reference(services: Services, source: str) -> ResolvedVoice:
-    """The recording at the URL `source`, or the uploaded voice of that name.
+async def resolve_reference(services: Services, source: str, *, caller: str) -> ResolvedVoice:
+    """The recording at the URL `source`, or the uploaded voice that `caller` knows by that name.
 
     Raises InvalidRequestError, naming `reference_audio`.
     """
     if ":" not in source and "/" not in source:
-        return await resolve_voice(services, source, "reference_audio")
+        return await resolve_voice(services, source, "reference_audio", caller=caller)
     return ResolvedVoice(await fetch(services, source, "reference_audio"))
 
 

@@ -180,7 +180,9 @@ class _Session:
         # One seed for every utterance, as if the client had given it, so that the same text gives
         # the same speech.
         seed = drawn_seed() if message.seed is None else message.seed
-        plan = await plan_speech(self._services, message.speech(_ANY_TEXT, seed))
+        plan = await plan_speech(
+            self._services, message.speech(_ANY_TEXT, seed), caller=self._record.caller
+        )
         encoder = await new_encoder(self._services, plan)
         self._buffer = SentenceBuffer(self._services.segment_characters)
         self._plan, self._as_base64 = plan, message.audio == "base64"
