@@ -462,8 +462,8 @@ def _arguments() -> argparse.Namespace:
 
 def _served_model(arguments: argparse.Namespace) -> list[str]:
     if arguments.tiny:
-        codec = _GOLDEN / "codec2_tiny"
-        return [str(_GOLDEN / "local_tiny"), f"--set=codec={codec}", "--profile", "cpu"]
+        golden_codec = f"--set=codec={_GOLDEN / 'codec2_tiny'}"
+        return [str(_GOLDEN / "local_tiny"), golden_codec, "--profile", "cpu"]
     model, codec = arguments.model, arguments.codec
     if model is None:
         written = arguments.checkpoint
@@ -490,11 +490,11 @@ def main() -> None:
         "launches": [],
     }
     serve = [*_served_model(arguments), *(f"--set={pair}" for pair in arguments.set)]
-    with tempfile.TemporaryDirectory(prefix="hocket-http-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hocket-http-") as scratch:
         for launch in range(arguments.launches):
             rows: dict[str, Any] = {}
             report["launches"].append(rows)
-            with serving(serve, Path(folder)) as server:
+            with serving(serve, Path(scratch)) as server:
                 rows["server"] = [
                     line
                     for line in server.log.read_text().splitlines()
