@@ -1,5 +1,8 @@
 """Admission control: one request per engine row, a bounded queue behind them, and a limit for each
 caller.
+
+Routes see `Slots`. `Admission` counts the slots in its own process; where several HTTP processes
+serve, each asks the one `Admission` of their parent (`processes/remote.py`).
 """
 
 from __future__ import annotations
@@ -8,8 +11,10 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 from hocket.server.errors import ApiError
 from hocket.server.settings import ServerSettings
@@ -19,8 +24,51 @@ _NEWEST = 0.1
 _MAX_RETRY_SECONDS = 60
 
 
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """How many slots of a server are held, and how many requests were refused so far."""
+
+    open: int
+    refused: int
+
+
+class Slots(Protocol):
+    """A server's slots, as its routes see them."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        ...
+
+    async def check(self, caller: str, rows: int) -> None:
+        """Refuse `caller` where `slot` would.
+
+        Raises ApiError: 503 when the queue is full, 429 when `caller` has too many open requests.
+        """
+        ...
+
+    def slot(self, caller: str, rows: int) -> AbstractAsyncContextManager[None]:
+        """Hold a slot among the `rows` running requests and the waiting ones.
+
+        Raises at once what `check` raises.
+        """
+        ...
+
+    async def counts(self) -> SlotCounts:
+        """The counts of all processes of the server."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSlot:
+    """A slot: its caller, and when it was taken."""
+
+    caller: str
+    taken_at: float
+
+
 class Admission:
-    """Counts the open requests of this front end. The engine's queue has a bound of its own."""
+    """Counts the open requests of a server. The engine's queue has a bound of its own."""
 
     def __init__(
         self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic
@@ -34,11 +82,8 @@ class Admission:
         self.draining = False
         self._idle = asyncio.Event()
 
-    def check(self, caller: str, rows: int) -> None:
-        """Refuse `caller` where `slot` would.
-
-        Raises ApiError: 503 when the queue is full, 429 when `caller` has too many open requests.
-        """
+    def refuse(self, caller: str, rows: int) -> None:
+        """Raise what `Slots.check` raises."""
         if self.draining:
             self.refused += 1
             raise ApiError(
@@ -66,26 +111,38 @@ class Admission:
                 retry_after_seconds=self._retry_after(rows),
             )
 
-    @contextmanager
-    def slot(self, caller: str, rows: int) -> Iterator[None]:
-        """Hold a slot among the `rows` running requests and the waiting ones.
-
-        Raises at once what `check` raises.
-        """
-        self.check(caller, rows)
-        started = self._clock()
+    def take(self, caller: str, rows: int) -> HeldSlot:
+        """Take a slot, which `give_back` ends. Raises what `Slots.slot` raises."""
+        self.refuse(caller, rows)
         self.open += 1
         self._callers[caller] += 1
+        return HeldSlot(caller, self._clock())
+
+    def give_back(self, slot: HeldSlot) -> None:
+        """Free a slot, once."""
+        self.open -= 1
+        if self.draining and not self.open:
+            self._idle.set()
+        self._callers[slot.caller] -= 1
+        if not self._callers[slot.caller]:
+            del self._callers[slot.caller]
+        self._mean_seconds += _NEWEST * (self._clock() - slot.taken_at - self._mean_seconds)
+
+    # ---- Slots; nothing waits here, so a refusal comes before any other task runs
+
+    async def check(self, caller: str, rows: int) -> None:
+        self.refuse(caller, rows)
+
+    @asynccontextmanager
+    async def slot(self, caller: str, rows: int) -> AsyncIterator[None]:
+        held = self.take(caller, rows)
         try:
             yield
         finally:
-            self.open -= 1
-            if self.draining and not self.open:
-                self._idle.set()
-            self._callers[caller] -= 1
-            if not self._callers[caller]:
-                del self._callers[caller]
-            self._mean_seconds += _NEWEST * (self._clock() - started - self._mean_seconds)
+            self.give_back(held)
+
+    async def counts(self) -> SlotCounts:
+        return SlotCounts(self.open, self.refused)
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new requests and wait for the open ones, with all their segments; False after

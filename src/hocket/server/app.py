@@ -13,7 +13,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from hocket import __version__
 from hocket.errors import HocketError, requirement
-from hocket.server.admission import Admission
+from hocket.server.admission import Admission, Slots
 from hocket.server.browsers import CrossOriginMiddleware
 from hocket.server.errors import ApiError, error_code, error_response, http_error
 from hocket.server.metrics import Metrics
@@ -35,8 +35,14 @@ def create_app(
     settings: ServerSettings,
     voice_store: VoiceStore,
     model_name: str = "hocket-mini",
+    *,
+    admission: Slots | None = None,
+    metrics: Metrics | None = None,
 ) -> FastAPI:
-    """An app that speaks through `client`, which stays the caller's to start and stop."""
+    """An app that speaks through `client`, which stays the caller's to start and stop.
+
+    `admission` and `metrics` are this app's own where none are given.
+    """
     app = FastAPI(
         title="Hocket",
         version=__version__,
@@ -46,9 +52,9 @@ def create_app(
         # A redirect names the host that the client named.
         redirect_slashes=False,
     )
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     app.state.services = Services(
-        client, settings, voice_store, Admission(settings), metrics, model_name
+        client, settings, voice_store, admission or Admission(settings), metrics, model_name
     )
     routers = (*_ROUTERS, websocket_router(), studio_router(), documentation_router())
     routes = [

@@ -1,12 +1,23 @@
-"""Metrics for Prometheus. The engine's own are read at each scrape."""
+"""Metrics for Prometheus. Slots and the engines' numbers are read at each scrape.
+
+Several HTTP processes of one server count in files of one folder, `Metrics.folder`, so that a page
+of any of them has the sums, those of processes that have died included. That is prometheus_client's
+multiprocess mode, which a process is in if PROMETHEUS_MULTIPROC_DIR is set when it starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from hocket.core import FinishReason
+from hocket.server.admission import SlotCounts
 from hocket.worker.messages import Stats
 from hocket.worker.pool import WorkerStatus
 
@@ -19,8 +30,12 @@ _UNDERRUN_SECONDS = 0.1
 class Metrics:
     """The metrics of one app, in a registry of its own, so that a process can hold several apps."""
 
-    def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: where this and the other HTTP processes count; None: there are no others."""
+        registry = CollectorRegistry()
+        self._counted: Collector = (
+            registry if folder is None else MultiProcessCollector(None, str(folder))  # type: ignore[no-untyped-call]
+        )
         self.requests = Counter(
             "hocket_requests", "Answers", ["route", "status"], registry=registry
         )
@@ -50,14 +65,6 @@ class Metrics:
         )
         self._audio_seconds = Counter("hocket_audio_seconds", "Audio made", registry=registry)
         self._frames = Counter("hocket_frames", "Frames made", registry=registry)
-        self._open = Gauge("hocket_open_requests", "Requests that hold a slot", registry=registry)
-        self._refused = Gauge(
-            "hocket_refused_requests", "Requests refused for lack of a slot", registry=registry
-        )
-        self._ready = Gauge("hocket_ready", "1 while requests are served", registry=registry)
-        self._engine = Gauge(
-            "hocket_engine", "The engines' numbers", ["worker", "name"], registry=registry
-        )
 
     def first_audio(self, seconds: float) -> None:
         """Record the first audio of a request, `seconds` after its arrival."""
@@ -81,8 +88,7 @@ class Metrics:
         self,
         *,
         ready: bool,
-        open_requests: int,
-        refused: int,
+        slots: SlotCounts,
         workers: Sequence[WorkerStatus],
         stats: Sequence[Stats | None],
     ) -> bytes:
@@ -90,15 +96,35 @@ class Metrics:
 
         `stats` has an entry per worker, None while it has no engine.
         """
-        self._ready.set(ready)
-        self._open.set(open_requests)
-        self._refused.set(refused)
-        self._engine.clear()
-        for i, (worker, numbers) in enumerate(zip(workers, stats, strict=True)):
-            self._engine.labels(str(i), "ready").set(worker.state == "ready")
+        now = _Now(ready, slots, workers, stats)
+        return generate_latest(self._counted) + generate_latest(now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Now(Collector):
+    """The gauges: how things stand at a scrape."""
+
+    ready: bool
+    slots: SlotCounts
+    workers: Sequence[WorkerStatus]
+    stats: Sequence[Stats | None]
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "hocket_open_requests", "Requests that hold a slot", self.slots.open
+        )
+        yield GaugeMetricFamily(
+            "hocket_refused_requests", "Requests refused for lack of a slot", self.slots.refused
+        )
+        yield GaugeMetricFamily("hocket_ready", "1 while requests are served", self.ready)
+        engine = GaugeMetricFamily(
+            "hocket_engine", "The engines' numbers", labels=["worker", "name"]
+        )
+        for i, (worker, numbers) in enumerate(zip(self.workers, self.stats, strict=True)):
+            engine.add_metric([str(i), "ready"], worker.state == "ready")
             for name, value in ({} if numbers is None else _numbers(numbers)).items():
-                self._engine.labels(str(i), name).set(value)
-        return generate_latest(self._registry)
+                engine.add_metric([str(i), name], value)
+        yield engine
 
 
 def _numbers(stats: Stats) -> dict[str, float]:

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
@@ -19,7 +19,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hocket.errors import HocketError
-from hocket.server.admission import Admission
+from hocket.server.admission import Slots
 from hocket.server.browsers import BrowserRules, add_browser_headers
 from hocket.server.errors import ApiError, error_code, error_response, internal_error
 from hocket.server.metrics import Metrics
@@ -139,12 +139,12 @@ class RequestMiddleware:
             self._browsers.check(connection)
             self._check_key(connection)
             slot = _Slot(connection, record)
-            slot.check()
+            await slot.check()
             body = await self._read(connection, receive)
             if body is None:
                 record.reason = "disconnected"
                 return
-            with slot.held():
+            async with slot.held():
                 await self._answer(connection.scope, body, receive, watched_send, record)
         except HocketError as error:
             record.reason = error_code(error)
@@ -255,7 +255,7 @@ class _Slot:
 
     def __init__(self, connection: HTTPConnection, record: RequestRecord) -> None:
         """Raises EngineStoppedError."""
-        self._admission: Admission | None = None
+        self._admission: Slots | None = None
         if (record.method, connection.scope["path"]) in _ONE_SLOT:
             services = services_of(connection)
             self._admission, self._caller, self._rows = (
@@ -264,12 +264,12 @@ class _Slot:
                 services.client.info.rows,
             )
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Raises ApiError where none is free."""
         if self._admission is not None:
-            self._admission.check(self._caller, self._rows)
+            await self._admission.check(self._caller, self._rows)
 
-    def held(self) -> AbstractContextManager[None]:
+    def held(self) -> AbstractAsyncContextManager[None]:
         """Hold the slot. Entering raises ApiError where none is free any more."""
         return (
             nullcontext()

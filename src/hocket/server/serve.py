@@ -18,9 +18,9 @@ from fastapi import FastAPI
 from hocket import __version__
 from hocket.core import EngineInfo, MemoryPlan
 from hocket.errors import ConfigError
+from hocket.server.admission import Admission
 from hocket.server.app import create_app
 from hocket.server.browsers import is_loopback
-from hocket.server.services import Services
 from hocket.server.settings import Profile, ServerSettings
 from hocket.server.voice_store import VoiceStore
 from hocket.worker.heap import settle_heap
@@ -70,7 +70,8 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
             max_recording_bytes=settings.max_voice_bytes,
         )
         print("\n".join(_plan(profile, planned.memory)), flush=True)
-        app = create_app(pool, settings, voices, profile.served_name)
+        admission = Admission(settings)
+        app = create_app(pool, settings, voices, profile.served_name, admission=admission)
         server = uvicorn_server(app, settings)
         print(f"address  {_address(listener)}", flush=True)
         if not (settings.api_keys or is_loopback(settings.host)):
@@ -78,7 +79,9 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
                 "event=open_to_network reason=everybody who reaches it may use it; set an API key"
             )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        ending = asyncio.create_task(_end_on_signal(app.state.services, pool, server))
+        ending = asyncio.create_task(
+            _end_on_signal(admission, pool, server, settings.drain_seconds)
+        )
         try:
             ready = asyncio.create_task(pool.wait_ready())
             await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -97,23 +100,24 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
             await asyncio.gather(serving, ending, return_exceptions=True)
 
 
-async def _drain(services: Services, pool: EnginePool) -> None:
+async def _drain(admission: Admission, pool: EnginePool, seconds: float) -> None:
     """Drain requests before the engine: a request of several segments submits them one by one."""
-    seconds = services.settings.drain_seconds
-    in_time = await services.admission.drain(seconds)
+    in_time = await admission.drain(seconds)
     await pool.drain(seconds if in_time else 0.0)
 
 
-async def _end_on_signal(services: Services, pool: EnginePool, server: uvicorn.Server) -> None:
+async def _end_on_signal(
+    admission: Admission, pool: EnginePool, server: uvicorn.Server, drain_seconds: float
+) -> None:
     """Let open requests finish after the first signal, stop at once after the second."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     await signals.get()
-    _LOG.info("event=drain seconds=%g", services.settings.drain_seconds)
+    _LOG.info("event=drain seconds=%g", drain_seconds)
     again = asyncio.create_task(signals.get())
-    draining = asyncio.create_task(_drain(services, pool))
+    draining = asyncio.create_task(_drain(admission, pool, drain_seconds))
     await asyncio.wait((again, draining), return_when=asyncio.FIRST_COMPLETED)
     server.force_exit = again.done()
     server.should_exit = True

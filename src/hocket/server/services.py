@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.requests import HTTPConnection
 
 from hocket.core import EngineInfo, SpeechRequest
-from hocket.server.admission import Admission
+from hocket.server.admission import Slots
 from hocket.server.metrics import Metrics
 from hocket.server.settings import ServerSettings
 from hocket.server.voice_store import VoiceStore
@@ -58,7 +58,7 @@ class Services:
     client: SpeechClient
     settings: ServerSettings
     voices: VoiceStore
-    admission: Admission
+    admission: Slots
     metrics: Metrics
     #: Name of the model in /v1/models.
     model_name: str

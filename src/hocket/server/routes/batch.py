@@ -120,7 +120,7 @@ def _item_body(
 async def _speak(services: Services, body: SpeechBody, record: RequestRecord) -> _Spoken:
     # Items run concurrently, so each has a record of its own.
     own = RequestRecord(record.id, record.method, record.path, record.caller)
-    with services.admission.slot(record.caller, services.client.info.rows):
+    async with services.admission.slot(record.caller, services.client.info.rows):
         plan = await plan_speech(services, body, caller=record.caller)
         speech, audio = await speak_whole(services, plan, own)
     record.frames += own.frames

@@ -30,14 +30,15 @@ async def health(request: Request) -> JSONResponse:
     services = services_of(request)
     state = services.state
     rows = services.client.info.rows if state in ("ready", "draining") else 0
+    open_requests = (await services.admission.counts()).open
     document = {
         "status": state,
         "live": True,
         "ready": state == "ready",
         "draining": state == "draining",
         "rows": rows,
-        "speaking": min(rows, services.admission.open),
-        "waiting": max(0, services.admission.open - rows),
+        "speaking": min(rows, open_requests),
+        "waiting": max(0, open_requests - rows),
         "workers": [
             {"status": worker.state, "rows": worker.rows, "open_requests": worker.open_requests}
             for worker in services.client.workers
@@ -58,8 +59,7 @@ async def metrics_page(request: Request) -> Response:
     services = services_of(request)
     page = services.metrics.page(
         ready=services.state == "ready",
-        open_requests=services.admission.open,
-        refused=services.admission.refused,
+        slots=await services.admission.counts(),
         workers=services.client.workers,
         stats=await services.client.stats(),
     )

@@ -75,7 +75,7 @@ async def preview_voice(request: Request, name: str) -> Response:
             await asyncio.to_thread(_voices(request).preview, name), media_type="audio/wav"
         )
     info = services.client.info
-    with services.admission.slot(record_of(request).caller, info.rows):
+    async with services.admission.slot(record_of(request).caller, info.rows):
         samples_CS = await services.client.decode(builtin.codes)
     audio = await asyncio.to_thread(encode_whole, "wav", samples_CS, info.sample_rate, 1.0)
     return Response(audio.body, media_type=audio.content_type)

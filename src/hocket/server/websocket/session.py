@@ -308,7 +308,9 @@ class _Session:
         It holds one slot and makes one file, whatever its number of sentences.
         """
         assert self._plan is not None
-        with self._services.admission.slot(self._record.caller, self._services.client.info.rows):
+        async with self._services.admission.slot(
+            self._record.caller, self._services.client.info.rows
+        ):
             if self._is_whole:
                 await self._speak_files(first)
                 return
