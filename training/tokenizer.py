@@ -20,6 +20,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
+from hocket.text.tokenizer import TEMPLATE_SPLIT
+
 #: Special tokens; their ids follow those of the vocabulary.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -43,20 +45,12 @@ TEMPLATE = (
     *(f"- {name}:\nNone\n" for name in FIELDS[:-1]),
     "- Language:\nEnglish\n",
 )
-#: A whole line of the template with its usual value is one piece; every other character is a piece
-#: of its own.
-_PIECES = (
-    r"<user_inst>\n- Reference\(s\):\n|\n</user_inst>|user\n|assistant\n"
-    r"|- (?:Instruction|Tokens|Quality|Sound Event|Ambient Sound|Language|Text):\n(?:None\n|"
-    r"English\n)?"
-    r"|^None$|[\s\S]"
-)
 
 
 def train_tokenizer() -> Tokenizer:
     """256 bytes and the merges of the template, then `SPECIAL_TOKENS`."""
     tokenizer = Tokenizer(BPE())
-    pieces = Split(Regex(_PIECES), "isolated")
+    pieces = Split(Regex(TEMPLATE_SPLIT), "isolated")
     tokenizer.pre_tokenizer = Sequence([pieces, ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(

@@ -2,5 +2,5 @@
 
 `hub` finds the folder and its `config.json`, `config_file` has the checked sections that
 configurations share, `weights` fills a module from safetensors, `extras` reads `hocket.json`,
-`voices` the built-in voices. Only `weights` imports torch.
+`voices` the built-in voices, and `files` opens them all. Only `weights` imports torch.
 """

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
+from hocket.checkpoint.files import read_small
 from hocket.checkpoint.voices import ONLY_DEFAULT, Voices, load_voices
 from hocket.core import Sampling, StrictModel, TextNormalizer
 from hocket.errors import CheckpointError
@@ -61,7 +62,7 @@ def load_extras(
 
 def _load_hocket_file(path: Path) -> _HocketFile:
     try:
-        return _HocketFile.model_validate_json(path.read_bytes())
+        return _HocketFile.model_validate_json(read_small(path))
     except FileNotFoundError:
         return _HocketFile()
     except OSError as error:

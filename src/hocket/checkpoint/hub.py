@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from hocket.checkpoint.files import read_small
 from hocket.errors import CheckpointError
 
 #: Files to download, from any folder of the repository: data only, no code and no pickles.
@@ -43,7 +44,7 @@ def read_config(folder: Path) -> dict[str, object]:
     """The checkpoint's `config.json`. Raises CheckpointError unless it is a JSON object."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_bytes())
+        config = json.loads(read_small(file))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} holds no config.json; give the folder of a complete checkpoint"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from hocket.audio.codes_file import read_codes
+from hocket.checkpoint.files import read_small
 from hocket.core import SpeechRequest, StrictModel
 from hocket.errors import AudioFileError, CheckpointError, InvalidRequestError, requirement
 
@@ -211,7 +212,7 @@ def _name_of(path: Path) -> str:
 
 def _load_voice(path: Path, n_vq: int, codebook_sizes: Sequence[int]) -> BuiltinVoice:
     try:
-        facts = _VoiceFile.model_validate_json(path.read_bytes())
+        facts = _VoiceFile.model_validate_json(read_small(path))
     except OSError as error:
         raise CheckpointError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except ValidationError as error:

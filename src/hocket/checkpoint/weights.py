@@ -19,6 +19,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from hocket.checkpoint.files import open_regular, read_small
 from hocket.errors import CheckpointError
 
 #: Dtypes that may be read, by their names in a safetensors header; others are quantised or not
@@ -220,7 +221,7 @@ def _match(
 def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
     """The tensors of all shards; index and headers must agree."""
     try:
-        document = json.loads(index.read_bytes())
+        document = json.loads(read_small(index))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{index} cannot be read ({_first_line(error)}); {_DOWNLOAD_AGAIN}"
@@ -263,7 +264,7 @@ def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     """One file's header: its length (8 bytes, little-endian), and JSON that covers the data."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             file_bytes = stream.seek(0, 2)
             stream.seek(0)
             header_bytes = int.from_bytes(stream.read(8), "little")

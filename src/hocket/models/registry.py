@@ -8,8 +8,10 @@ asks for it. Such a package holds `config.read_config` (a talker's; without torc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import import_module, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     )
     from hocket.models.talker import TalkerConfig
 
+_LOG = logging.getLogger("hocket")
 Kind = Literal["talker", "codec"]
 
 #: Packages of the families, by the `model_type` of their checkpoints.
@@ -139,12 +142,19 @@ def codec_folder(talker_folder: Path, codec: str | Path | None) -> Path:
         return inside
     named = read_config(talker_folder).get("audio_tokenizer_name_or_path")
     if isinstance(named, str) and named:
+        _say_followed(talker_folder, named)
         return resolve_checkpoint(named)
     raise CheckpointError(
         f"{talker_folder} names no codec; give one with --codec FOLDER_OR_ID, or --codec none to "
         "make codes only",
         param="codec",
     )
+
+
+@cache
+def _say_followed(talker_folder: Path, codec: str) -> None:
+    """Say, once a process, that files are read, or fetched, which the user has not named."""
+    _LOG.warning("the codec is %r, as %s/config.json names it", codec, talker_folder)
 
 
 def _codec_type(raw: Mapping[str, object]) -> str:

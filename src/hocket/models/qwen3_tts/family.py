@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from torch import nn
 
 from hocket.checkpoint.config_file import config_error
+from hocket.checkpoint.files import read_small
 from hocket.checkpoint.weights import WeightEntry, load_weights
 from hocket.core import SamplingFields
 from hocket.errors import CheckpointError, ConfigError
@@ -128,7 +129,7 @@ def recommended_sampling(folder: Path) -> ResolvedSampling:
     """
     path = folder / "generation_config.json"
     try:
-        raw = json.loads(path.read_bytes()) if path.exists() else {}
+        raw = json.loads(read_small(path)) if path.exists() else {}
         file = _GenerationFile.model_validate(raw)
     except ValidationError as error:
         raise config_error(error, path.name) from None
