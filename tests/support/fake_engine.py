@@ -302,6 +302,10 @@ class FakePool(FakeSpeaker):
         return self.described
 
     @property
+    def load(self) -> int:
+        return self.open_requests
+
+    @property
     def workers(self) -> list[WorkerStatus]:
         return [WorkerStatus(self.state, self.rows, self.open_requests)]
 

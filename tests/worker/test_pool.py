@@ -17,6 +17,8 @@ from hocket.errors import CheckpointError, EngineStoppedError
 from hocket.worker.messages import EngineSpec
 from hocket.worker.pool import EnginePool
 from hocket.worker.stream import SpeechStream
+from tests.support.fake_engine import FakeEngine
+from tests.support.served_worker import serving
 
 CONFIG = EngineConfig(
     rows=4,
@@ -165,3 +167,37 @@ def test_stopping_leaves_nothing_behind(spec: EngineSpec) -> None:
     for pid, folder in zip(pids, folders, strict=True):
         assert not Path(f"/proc/{pid}").exists()
         assert not folder.exists()
+
+
+def test_several_front_ends_share_the_workers_out() -> None:
+    def endless() -> FakeEngine:
+        return FakeEngine(rows=1000, prefill_seconds=1000)
+
+    async def heard(pool: EnginePool, opened: list[int]) -> None:
+        """Wait until `pool` knows of all requests."""
+        async with asyncio.timeout(10):
+            while [worker.open_requests for worker in pool.workers] != opened:
+                await asyncio.sleep(0.01)
+
+    async def run(endpoints: list[str]) -> None:
+        async with (
+            await EnginePool.connect(endpoints, 0) as first,
+            await EnginePool.connect(endpoints, 1) as second,
+        ):
+            for pool in (first, second):
+                await pool.wait_ready(10)
+            for _ in range(6):
+                await first._clients[0].submit(request(0))
+            for pool in (first, second):
+                await heard(pool, [6, 0])
+            # Each front end takes the other to do the same, and begins with another among equals:
+            # after three each the workers have equally many.
+            for pool in (first, second):
+                for _ in range(4):
+                    await pool.submit(request(0))
+            for pool in (first, second):
+                await heard(pool, [7, 7])
+                assert [client.load for client in pool._clients] == [7, 7]
+
+    with serving(endless()) as one, serving(endless()) as other:
+        asyncio.run(run([one.endpoint, other.endpoint]))

@@ -199,7 +199,7 @@ def test_what_an_engine_is_keeps_its_bytes() -> None:
         "7065a442617365b068656172735f7265636f7264696e6773c3b16c6576656c735f7265666572656e6365"
         "73c2a5696e743136"
     )
-    assert VERSION == 8
+    assert VERSION == 9
     assert decode_from_worker(zmq.Frame(header)) == Ready(7, info)
 
 

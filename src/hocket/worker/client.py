@@ -76,6 +76,7 @@ HANG_SECONDS = 30.0
 _RECONNECT_SECONDS = 0.1
 #: Texts up to this length are normalized on the event loop: a few milliseconds.
 _SHORT_TEXT_CHARACTERS = 1_000
+_NO_HEARTBEAT = Heartbeat(draining=False, other_requests=0, other_front_ends=0)
 
 
 class EngineClient:
@@ -98,7 +99,10 @@ class EngineClient:
         self._connection: Connection | None = None
         #: Sent by the present worker; None while there is none.
         self._ready: Ready | None = None
-        self._ever_ready = self._draining = self._worker_drains = self._stopped = False
+        #: The last heartbeat, and the open requests of this client when it came.
+        self._heartbeat = _NO_HEARTBEAT
+        self._open_then = 0
+        self._ever_ready = self._draining = self._stopped = False
         self._failure: HocketError | None = None
         #: Set while `wait_ready` can return or raise.
         self._settled = asyncio.Event()
@@ -141,7 +145,7 @@ class EngineClient:
             return "down"
         if self._ready is None:
             return "starting"
-        return "draining" if self._draining or self._worker_drains else "ready"
+        return "draining" if self._draining or self._heartbeat.draining else "ready"
 
     @property
     def info(self) -> EngineInfo:
@@ -157,6 +161,25 @@ class EngineClient:
     def open_requests(self) -> int:
         """Open requests of this client."""
         return len(self._streams) + self._preparing
+
+    @property
+    def other_requests(self) -> int:
+        """Open requests of other front ends at the worker's last heartbeat."""
+        return self._heartbeat.other_requests
+
+    @property
+    def load(self) -> int:
+        """Requests that the worker is likely to have: a guess, because heartbeats are rare.
+
+        Other front ends see the same heartbeats, so each is taken to have done since the last one
+        what this one did. Without that, all of them would send what comes next to one worker.
+        """
+        done = self.open_requests - self._open_then
+        return (
+            self.open_requests
+            + self._heartbeat.other_requests
+            + self._heartbeat.other_front_ends * done
+        )
 
     async def planned(self) -> Planned:
         """Wait for the plan of the worker that this client has started.
@@ -320,7 +343,7 @@ class EngineClient:
         elif isinstance(message, Rejected):
             self._forget(message.request_id).fail(message.error.error())
         elif isinstance(message, Heartbeat):
-            self._worker_drains = message.draining
+            self._heartbeat, self._open_then = message, self.open_requests
         elif isinstance(message, Stats):
             answer = self._stats.pop(0)
             if not answer.done():  # its caller may have been cancelled
@@ -349,7 +372,7 @@ class EngineClient:
         if self._connection is not None:
             self._connection.close()
         self._connection = self._ready = None
-        self._worker_drains = False
+        self._heartbeat, self._open_then = _NO_HEARTBEAT, 0
         if self._failure is None:
             self._settled.clear()
         streams, self._streams = self._streams, {}

@@ -37,7 +37,7 @@ from hocket.engine.stats import EngineStats
 
 #: Protocol version, equal at both ends, which come from one installation; raised when the bytes of
 #: what could be said before change.
-VERSION = 8
+VERSION = 9
 #: Interval between a worker's heartbeats.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that may queue at either end. 256 streams at full speed make about 1,500 a second.
@@ -245,9 +245,13 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """The worker's loop is alive. `draining`: it accepts no new requests and is about to exit."""
+    """The worker's loop is alive."""
 
+    #: It accepts no new requests and is about to exit.
     draining: bool
+    #: Open requests of the other front ends, and how many others are connected.
+    other_requests: int
+    other_front_ends: int
 
 
 class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):

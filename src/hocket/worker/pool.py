@@ -5,9 +5,9 @@
         async with await pool.submit(SpeechRequest(text="Hello.")) as stream:
             ...
 
-A request goes to the worker with the fewest open requests and stays there: a worker that fails ends
-its own requests only. Workers hold no voices, because codes or recordings travel with each request.
-Like a client, a pool belongs to its event loop.
+A request goes to the worker with the fewest open requests, those of other front ends included, and
+stays there: a worker that fails ends its own requests only. Workers hold no voices, because codes
+or recordings travel with each request. Like a client, a pool belongs to its event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WorkerStatus:
     state: State
     #: Requests spoken at a time; 0 while the worker has no engine.
     rows: int
-    #: Open requests that this front end has sent to it.
+    #: Open requests of this front end, and of others at the worker's last heartbeat.
     open_requests: int
 
 
@@ -44,8 +44,10 @@ class EnginePool:
     call does.
     """
 
-    def __init__(self, clients: Sequence[EngineClient]) -> None:
+    def __init__(self, clients: Sequence[EngineClient], favourite: int = 0) -> None:
         self._clients = list(clients)
+        #: Gets the request where several workers have equally few.
+        self._favourite = favourite
 
     @classmethod
     async def start(
@@ -67,6 +69,33 @@ class EnginePool:
             await pool.stop()
             raise
         return pool
+
+    @classmethod
+    async def connect(
+        cls,
+        endpoints: Sequence[str],
+        favourite: int,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        hang_seconds: float = HANG_SECONDS,
+    ) -> EnginePool:
+        """Use the workers at the `endpoints` of another front end's pool.
+
+        Where several have equally few requests, the first from `favourite` on gets the next: it
+        should differ between front ends.
+        """
+        clients = [
+            await EngineClient.connect(
+                endpoint, buffer_bytes=buffer_bytes, hang_seconds=hang_seconds
+            )
+            for endpoint in endpoints
+        ]
+        return cls(clients, favourite)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where other front ends can `connect`."""
+        return [client.endpoint for client in self._clients]
 
     @property
     def state(self) -> State:
@@ -95,7 +124,8 @@ class EnginePool:
         statuses = []
         for client in self._clients:
             rows = client.info.rows if client.state in ("ready", "draining") else 0
-            statuses.append(WorkerStatus(client.state, rows, client.open_requests))
+            open_requests = client.open_requests + client.other_requests
+            statuses.append(WorkerStatus(client.state, rows, open_requests))
         return statuses
 
     async def planned(self) -> Planned:
@@ -163,8 +193,10 @@ class EnginePool:
         """The ready worker with the fewest open requests; any worker when none is ready, so that it
         raises why.
         """
+        first = self._favourite % len(self._clients)
         return min(
-            self._clients, key=lambda client: (client.state != "ready", client.open_requests)
+            self._clients[first:] + self._clients[:first],
+            key=lambda client: (client.state != "ready", client.load),
         )
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,7 +263,7 @@ class Worker:
             return
         front_end = self._front_ends.setdefault(identity, _FrontEnd(identity))
         self._send(front_end, [encode(Ready(os.getpid(), self._engine.info))])
-        self._send(front_end, [encode(Heartbeat(self._drain_deadline is not None))])
+        self._send_heartbeat(front_end, self._open_counts())
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         front_end = self._front_ends.get(identity, _FrontEnd(identity))
@@ -357,8 +358,9 @@ class Worker:
         if now < self._heartbeat_at:
             return
         self._heartbeat_at = now + HEARTBEAT_SECONDS
+        counts = self._open_counts()
         for front_end in list(self._front_ends.values()):
-            self._send(front_end, [encode(Heartbeat(self._drain_deadline is not None))])
+            self._send_heartbeat(front_end, counts)
         if not self._slow_consumers:
             return
         message: OutMessage = [
@@ -375,6 +377,20 @@ class Worker:
             for identity in self._slow_consumers
             if self._try_send(identity, message) == zmq.EAGAIN
         ]
+
+    def _send_heartbeat(self, front_end: _FrontEnd, counts: Counter[bytes]) -> None:
+        own = counts[front_end.identity]
+        draining = self._drain_deadline is not None
+        others = counts.total() - own, len(self._front_ends) - 1
+        self._send(front_end, [encode(Heartbeat(draining, *others))])
+
+    def _open_counts(self) -> Counter[bytes]:
+        """Open requests of each front end that has any, by identity."""
+        counts = Counter(identity for identity, _ in self._inbox)
+        for front_end in self._front_ends.values():
+            if front_end.open:
+                counts[front_end.identity] += len(front_end.open)
+        return counts
 
     def _send(self, front_end: _FrontEnd, message: OutMessage) -> None:
         """Send without blocking. A front end that has disconnected or has `QUEUE_MESSAGES` unread
