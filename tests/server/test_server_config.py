@@ -180,7 +180,7 @@ def test_several_engines() -> None:
     profile = load_profile("default", parse_settings(["workers=2"])).profile
     plan = "\n".join(_plan(profile, engine_memory(None, None, torch.float32, profile.engine)))
     assert ", 2 engines" in plan
-    assert plan.endswith("all that 2 times")
+    assert "all that 2 times\n" in plan
     specs = load_profile("default", parse_settings(["workers=2"])).profile.engine_specs
     assert [spec.workers for spec in specs] == [2, 2], "each takes its share of the cores"
 

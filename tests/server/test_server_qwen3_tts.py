@@ -15,9 +15,9 @@ import httpx
 import numpy as np
 import pytest
 
-from hocket.audio.io import FORMATS, encode_audio
+from hocket.audio.io import FORMATS, decode_audio, encode_audio
 from hocket.checkpoint.voices import ONLY_DEFAULT, load_voices
-from hocket.core import AudioArray, EngineInfo, Sampling, SpeechRequest
+from hocket.core import EncodedReference, EngineInfo, Sampling, SpeechRequest
 from hocket.engine.intake import check_fields
 from hocket.models.qwen3_tts.config import Qwen3TtsConfig
 from hocket.models.qwen3_tts.prompt import Qwen3TtsPrompt
@@ -73,7 +73,7 @@ class Qwen3Engine(FakePool):
 
 @contextmanager
 def serving(name: str, folder: Path) -> Iterator[tuple[Qwen3Engine, httpx.Client]]:
-    engine = Qwen3Engine(name=name)
+    engine = Qwen3Engine(name=name, voice_size=64)
     config = engine.config
     voices = load_voices(
         GOLDEN / name,
@@ -210,19 +210,31 @@ def test_base(tmp_path: Path) -> None:
         )
 
 
-def test_an_uploaded_voice_is_heard_in_its_recording(tmp_path: Path) -> None:
-    """Codes hold no voice vector, and this family does not level recordings."""
+def test_an_uploaded_voice_is_hot_at_once(tmp_path: Path) -> None:
+    """Codes and speaker vector are stored; this family does not level recordings."""
     with serving("base_1b7", tmp_path) as (engine, http):
         form = {"name": "anna", "consent": "yes", "ref_text": "Words."}
         upload = http.post(
             "/v1/audio/voices", data=form, files={"audio_sample": ("a.wav", RECORDING, "audio/wav")}
         )
         assert upload.status_code == 200, upload.text
+        (recording,) = engine.recordings
+        assert np.allclose(recording.samples, SAMPLES, atol=1e-3)
         request = asked(engine, http, voice="anna")
         (reference,) = request.references
-        assert isinstance(reference, AudioArray)
-        assert np.allclose(reference.samples, SAMPLES, atol=1e-3)
+        assert isinstance(reference, EncodedReference)
+        encoded = engine.read(recording)
+        assert encoded.codes is not None
+        assert encoded.voice is not None
+        np.testing.assert_array_equal(reference.codes, encoded.codes)
+        np.testing.assert_array_equal(reference.voice, encoded.voice)
         assert request.reference_text == "Words."
+        # For another model, or an upgrade that reads recordings differently, it is the recording.
+        engine.described = replace(engine.described, reference_id="another")
+        (reference,) = asked(engine, http, voice="anna").references
+        assert isinstance(reference, bytes)
+        audio = decode_audio(reference, max_bytes=2**20, max_seconds=1.0)
+        assert np.allclose(audio.samples, SAMPLES, atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [True, False])

@@ -9,23 +9,28 @@ import threading
 import unicodedata
 import wave
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.numpy import save as to_safetensors
 
 from hocket.audio.io import FORMATS, decode_audio, encode_audio
 from hocket.checkpoint.voices import BuiltinVoice, VoiceNotFoundError, voice_name
 from hocket.config import ReferenceLimits
-from hocket.core import AudioArray, PreparedReference
+from hocket.core import EncodedReference, EngineInfo, PreparedReference, VoiceTraits
 from hocket.errors import ConfigError, HocketError, InvalidRequestError, ReferenceAudioError
 from hocket.server.voice_store import VoiceDraft, VoiceStore
+from tests.support.fake_engine import fake_info
 
 RATE = 24000
 CODES = np.arange(24).reshape(8, 3)
+TINY, OTHER = fake_info(reference_id="tiny"), fake_info(reference_id="other")
 BUILTIN = {
     "default": BuiltinVoice("the model's own"),
     "echo": BuiltinVoice("a tone", codes=CODES + 7, transcript="beep", mode="continuation"),
@@ -66,7 +71,14 @@ def upload(
     description: str = "",
     transcript: str | None = None,
 ) -> None:
-    store.save(draft(store, name, None, description, transcript), codes, codec="tiny")
+    store.save(draft(store, name, None, description, transcript), EncodedReference(codes), "tiny")
+
+
+def codes_of(store: VoiceStore, info: EngineInfo = TINY) -> NDArray[np.int64]:
+    reference, _ = store.reference("anna", info)
+    assert isinstance(reference, EncodedReference)
+    assert reference.codes is not None
+    return reference.codes
 
 
 @pytest.fixture
@@ -88,26 +100,63 @@ def test_an_uploaded_voice_survives_a_restart(store: VoiceStore, tmp_path: Path)
         1.0,
         None,
     )
-    reference, words = again.reference("ANNA", codec="tiny")
-    assert isinstance(reference, np.ndarray)
-    assert reference.dtype == np.int64
-    assert np.array_equal(reference, CODES)
+    reference, words = again.reference("ANNA", TINY)
+    assert isinstance(reference, EncodedReference)
+    assert reference.codes is not None
+    assert reference.codes.dtype == np.int64
+    assert np.array_equal(reference.codes, CODES)
+    assert reference.voice is None
     assert words == "uuuh"
 
 
-def test_codes_of_another_codec_are_not_used(store: VoiceStore) -> None:
+@pytest.mark.parametrize("codes", [CODES, None])
+def test_a_speaker_vector_is_stored_too(store: VoiceStore, codes: NDArray[np.int64] | None) -> None:
+    vector = np.linspace(-1, 1, 8, dtype=np.float32)
+    store.save(draft(store), EncodedReference(codes, vector), "tiny")
+    reference, _ = store.reference("anna", TINY)
+    assert isinstance(reference, EncodedReference)
+    assert (reference.codes is None) == (codes is None)
+    assert reference.voice is not None
+    assert reference.voice.tobytes() == vector.tobytes()
+
+
+def test_what_another_model_has_read_is_not_used(store: VoiceStore) -> None:
     checked = draft(store)
-    store.save(checked, CODES, codec="tiny")
-    reference, _ = store.reference("anna", codec="other")
-    assert isinstance(reference, AudioArray)
+    store.save(checked, EncodedReference(CODES), "tiny")
+    reference, _ = store.reference("anna", OTHER)
+    assert isinstance(reference, bytes)
     assert isinstance(checked.recording, PreparedReference)
-    assert np.abs(reference.samples - checked.recording.samples).max() < 2**-15
-    store.save(VoiceDraft("coded", "", None, None), CODES, codec="tiny")
+    audio = decode_audio(reference, max_bytes=len(reference), max_seconds=2.0)
+    assert audio.sample_rate == RATE
+    assert np.abs(audio.samples - checked.recording.samples).max() < 2**-15
+    store.save(VoiceDraft("coded", "", None, None), EncodedReference(CODES), "tiny")
     assert store.listed()[-1].seconds is None
     with pytest.raises(InvalidRequestError, match="codes of another model"):
-        store.reference("coded", codec="other")
+        store.reference("coded", OTHER)
     with pytest.raises(VoiceNotFoundError, match="no recording"):
         store.preview("coded")
+
+
+def test_a_file_of_an_older_version_is_read(store: VoiceStore, tmp_path: Path) -> None:
+    """It has codes of all codebooks and the codec's id; a model that hears recordings takes its
+    recording.
+    """
+    metadata = (
+        '{"description":"old","transcript":"uuuh","created":7,"seconds":1.0,"codec":"codec of old"}'
+    )
+    flac: NDArray[Any] = np.frombuffer(recording(), np.uint8)
+    tensors: dict[str, NDArray[Any]] = {"codes": CODES, "flac": flac}
+    (tmp_path / "voices" / "anna.voice").write_bytes(to_safetensors(tensors, {"voice": metadata}))
+    same = fake_info(reference_id="tiny", codec_id="codec of old")
+    assert np.array_equal(codes_of(store, same), CODES)
+    assert store.reference("anna", same)[1] == "uuuh"
+    hears = replace(same, voice_traits=VoiceTraits(hears_recordings=True))
+    for info in (hears, TINY):
+        assert store.reference("anna", info)[0] == recording()
+    assert store.listed()[-1].description == "old"
+    upload(store)
+    assert isinstance(store.reference("anna", hears)[0], EncodedReference)
+    assert store.reference("anna", replace(same, reference_id="new"))[0] != recording()
 
 
 def test_a_preview_is_the_normalised_recording(store: VoiceStore) -> None:
@@ -146,12 +195,12 @@ def test_builtin_voices_are_there_and_stay(store: VoiceStore) -> None:
         store.builtin("../echo")
     assert caught.value.param == "name"
     with pytest.raises(InvalidRequestError, match="there is no voice 'echo'"):
-        store.reference("Echo", codec="tiny")  # only uploads are read from the disk
+        store.reference("Echo", TINY)  # only uploads are read from the disk
     with pytest.raises(InvalidRequestError, match="comes with the model") as caught:
         draft(store, "DEFAULT")
     assert caught.value.param == "name"
     with pytest.raises(InvalidRequestError, match="comes with the model"):
-        store.save(VoiceDraft("default", "", None, None), CODES, codec="tiny")
+        store.save(VoiceDraft("default", "", None, None), EncodedReference(CODES), "tiny")
     with pytest.raises(InvalidRequestError, match="cannot be deleted"):
         store.delete("default")
 
@@ -163,7 +212,7 @@ def test_deleting(store: VoiceStore, tmp_path: Path) -> None:
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: store.delete("anna"), "name"),
         (lambda: store.preview("anna"), "name"),
-        (lambda: store.reference("anna", codec="tiny"), "voice"),
+        (lambda: store.reference("anna", TINY), "voice"),
     ]
     for call, param in calls:
         with pytest.raises(VoiceNotFoundError, match="there is no voice 'anna'") as caught:
@@ -193,7 +242,7 @@ def test_names_have_one_spelling(store: VoiceStore, name: str, spelt: str) -> No
     assert voice_name(name) == spelt
     upload(store, name)
     assert [voice.name for voice in store.listed() if voice.kind == "uploaded"] == [spelt]
-    store.reference(unicodedata.normalize("NFD", name), codec="tiny")
+    store.reference(unicodedata.normalize("NFD", name), TINY)
     store.delete(name)
 
 
@@ -241,7 +290,7 @@ def test_other_names_are_refused_and_touch_nothing(
     before = sorted(tmp_path.rglob("*"))
     for call in (
         lambda: draft(store, name),
-        lambda: store.save(VoiceDraft(name, "", None, None), CODES, codec="tiny"),
+        lambda: store.save(VoiceDraft(name, "", None, None), EncodedReference(CODES), "tiny"),
         lambda: store.delete(name),
         lambda: store.preview(name),
     ):
@@ -318,7 +367,7 @@ def test_a_bad_recording_leaves_the_old_voice(
     with pytest.raises(ReferenceAudioError, match=message) as caught:
         fail(store)
     assert caught.value.param == "audio_sample"
-    assert np.array_equal(store.reference("anna", codec="tiny")[0], CODES)  # type: ignore[arg-type]
+    assert np.array_equal(codes_of(store), CODES)
 
 
 @pytest.mark.parametrize("codes", [CODES[:0], CODES.astype(np.float32), CODES[0], -CODES])
@@ -327,7 +376,7 @@ def test_bad_codes_leave_the_old_voice(store: VoiceStore, codes: NDArray[np.int6
     with pytest.raises(InvalidRequestError) as caught:
         upload(store, codes=codes)
     assert caught.value.param == "codes"
-    assert np.array_equal(store.reference("anna", codec="tiny")[0], CODES)  # type: ignore[arg-type]
+    assert np.array_equal(codes_of(store), CODES)
 
 
 def test_a_full_disk_leaves_the_old_voice(
@@ -427,7 +476,7 @@ def test_damage_is_listed_and_not_fatal(
     assert kinds == {**dict.fromkeys(BUILTIN, "builtin"), "anna": "broken", "bert": "uploaded"}
     assert next(voice.problem for voice in store.listed() if voice.name == "anna")
     with pytest.raises(InvalidRequestError, match="the voice 'anna' is broken"):
-        store.reference("anna", codec="tiny")
+        store.reference("anna", TINY)
     with pytest.raises(InvalidRequestError, match="the voice 'anna' is broken"):
         store.preview("anna")
 
@@ -439,7 +488,7 @@ def test_a_broken_voice_can_be_replaced_and_deleted(
     upload(store)
     damage(tmp_path / "voices" / "anna.voice")
     upload(store, codes=CODES + 1)
-    assert np.array_equal(store.reference("anna", codec="tiny")[0], CODES + 1)  # type: ignore[arg-type]
+    assert np.array_equal(codes_of(store), CODES + 1)
     damage(tmp_path / "voices" / "anna.voice")
     store.delete("anna")
 
@@ -456,7 +505,7 @@ def test_what_is_no_file_is_no_voice(
     content = elsewhere.read_bytes() if elsewhere.exists() else None
     assert [voice.name for voice in store.listed() if voice.kind != "builtin"] == ["bert"]
     for call in (
-        lambda: store.reference("anna", codec="tiny"),
+        lambda: store.reference("anna", TINY),
         lambda: store.preview("anna"),
         lambda: store.delete("anna"),
     ):
@@ -495,8 +544,10 @@ def test_uploads_at_the_same_moment_leave_one_whole_voice(
     def read() -> None:
         other = VoiceStore(tmp_path / "voices", BUILTIN)  # as another process would have
         while not stop.is_set():
-            codes, words = other.reference("anna", codec="tiny")
-            assert isinstance(codes, np.ndarray)
+            encoded, words = other.reference("anna", TINY)
+            assert isinstance(encoded, EncodedReference)
+            codes = encoded.codes
+            assert codes is not None
             assert (codes == codes[0, 0]).all()
             assert words == str(codes[0, 0])
             seen.add(int(codes[0, 0]))
@@ -505,8 +556,8 @@ def test_uploads_at_the_same_moment_leave_one_whole_voice(
         for _ in range(6):
             store.save(
                 VoiceDraft("anna", "", str(value), checked.recording),
-                np.full((50, 3), value),
-                codec="tiny",
+                EncodedReference(np.full((50, 3), value)),
+                "tiny",
             )
 
     write(1)

@@ -27,6 +27,7 @@ from hocket.core import (
     EncodedReference,
     EngineInfo,
     FinishReason,
+    PreparedReference,
     RequestEnd,
     SampleFormat,
     Samples,
@@ -95,6 +96,9 @@ def characters(request: SpeechRequest) -> int:
     )
 
 
+OnEncoded = Callable[[EncodedReference | HocketError], None]
+
+
 @dataclass(slots=True)
 class Speaking:
     """An open request and how far it has come."""
@@ -131,11 +135,15 @@ class FakeSpeaker:
     error: HocketError | None = None
     #: Ends requests with an error after so many chunks.
     error_after: int | None = None
+    #: The part of `EncodedReference` beside codes.
+    voice_size: int | None = None
     silent: bool = False
     reason: FinishReason = "stop"
     late_seconds: float = 0.0
 
     requests: list[SpeechRequest] = field(default_factory=list)
+    #: Recordings that were read, in order.
+    recordings: list[PreparedReference] = field(default_factory=list)
     #: By id, in order of arrival.
     speaking: dict[str, Speaking] = field(default_factory=dict)
     running: int = 0
@@ -196,6 +204,17 @@ class FakeSpeaker:
         name = request_id or f"{len(self.requests)}"
         self.speaking[name] = Speaking(request, 0 if self.silent else frames)
         return name
+
+    def read(self, recording: PreparedReference) -> EncodedReference:
+        """Codes that follow the samples, and a vector where the model reads one."""
+        if self.error is not None:
+            raise type(self.error)(self.error.message, param=self.error.param)
+        self.recordings.append(recording)
+        frames = max(1, recording.samples.shape[1] // self.frame_samples)
+        first = int(abs(float(recording.samples.sum())) * 1000)
+        codes_FN = (first + np.arange(frames * 4).reshape(frames, 4)) % 16
+        size = self.voice_size
+        return EncodedReference(codes_FN, None if size is None else np.full(size, 0.5, np.float32))
 
     def cancel(self, request_id: str) -> None:
         if request_id in self.speaking and request_id not in self._cancelling:
@@ -261,6 +280,19 @@ class FakeEngine(FakeSpeaker):
     #: How long a request takes to be opened.
     add_seconds: float = 0.0
     steps: int = 0
+    #: Recordings to be read by the next step, by id.
+    reading: dict[str, tuple[PreparedReference, OnEncoded]] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> bool:
+        return super().idle and not self.reading
+
+    def prepare(self, recording: PreparedReference, done: OnEncoded, *, request_id: str) -> None:
+        self.reading[request_id] = (recording, done)
+
+    def cancel(self, request_id: str) -> None:
+        self.reading.pop(request_id, None)
+        super().cancel(request_id)
 
     @property
     def info(self) -> EngineInfo:
@@ -280,6 +312,12 @@ class FakeEngine(FakeSpeaker):
     def step(self) -> list[AudioChunk]:
         self.before_step()
         self.steps += 1
+        reading, self.reading = self.reading, {}
+        for recording, done in reading.values():
+            try:
+                done(self.read(recording))
+            except HocketError as error:
+                done(error)
         return self.due_chunks()
 
     def stats(self) -> EngineStats:
@@ -328,6 +366,13 @@ class FakePool(FakeSpeaker):
         if self.state in ("starting", "down"):
             return [None]
         return [Stats(_stats(self, 0), 1, self.open_requests)]
+
+    @property
+    def reference_counts(self) -> tuple[int, int]:
+        return 0, len(self.recordings)
+
+    async def prepare(self, recording: PreparedReference) -> EncodedReference:
+        return self.read(recording)
 
     async def encode(
         self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None

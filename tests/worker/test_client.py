@@ -14,15 +14,26 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import zmq
 from safetensors.torch import load_file, save_file
 
 from hocket.audio.io import write_audio
 from hocket.config import ChunkPolicy, EngineConfig, RunawayPolicy
-from hocket.core import AudioArray, AudioChunk, Reference, Sampling, Speech, SpeechRequest
+from hocket.core import (
+    AudioArray,
+    AudioChunk,
+    EncodedReference,
+    PreparedReference,
+    Reference,
+    Sampling,
+    Speech,
+    SpeechRequest,
+)
 from hocket.engine.engine import Engine
 from hocket.errors import (
     CapacityError,
@@ -32,8 +43,16 @@ from hocket.errors import (
     InvalidRequestError,
 )
 from hocket.models.moss_local.talker import STOP
+from hocket.worker import references
 from hocket.worker.client import EngineClient, State
-from hocket.worker.messages import EngineSpec
+from hocket.worker.messages import (
+    AskStats,
+    Cancel,
+    EngineSpec,
+    OutMessage,
+    decode_to_worker,
+    encode,
+)
 from hocket.worker.stream import SpeechStream
 
 CONFIG = EngineConfig(
@@ -43,6 +62,8 @@ CONFIG = EngineConfig(
     runaway=RunawayPolicy(multiple=0, loop_seconds=0, silence_seconds=0),
     chunks=ChunkPolicy(steady_chunk_frames=8),
 )
+#: Of the codec, in Hz.
+SAMPLE_RATE = 300
 #: Frame limit for requests to the endless model.
 LONG = 1500
 
@@ -294,6 +315,8 @@ def test_a_bad_request_fails_as_in_process_and_harms_no_other(
         *(AudioArray(audio, 0), AudioArray(audio, 2**70), AudioArray(audio, 800.5)),  # type: ignore[arg-type]
     ]
     bad = [
+        SpeechRequest(text="x", voice="nobody"),
+        SpeechRequest(text="x", task_type="Base"),
         SpeechRequest(text="long " * 2000),
         SpeechRequest(text="x", max_frames=4000),
         *(request(reference=reference) for reference in references),
@@ -310,6 +333,143 @@ def test_a_bad_request_fails_as_in_process_and_harms_no_other(
             assert (type(there.value), there.value.param) == (type(here.value), here.value.param)
             assert str(there.value) == str(here.value)
         assert_same(await collect(good), expected)
+
+    with_client(endpoint, body)
+
+
+class Sent:
+    """The messages that a client sends from now on."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.bytes = 0
+        self.kinds: list[str] = []
+        connection = client._connection
+        assert connection is not None
+        self._send = connection.send
+        connection.send = self._note  # type: ignore[method-assign]
+
+    def _note(self, message: OutMessage | Cancel | AskStats) -> None:
+        frames = message if isinstance(message, list) else [encode(message)]
+        self.bytes += sum(memoryview(frame).nbytes for frame in frames)
+        self.kinds.append(type(decode_to_worker(zmq.Frame(frames[0]))).__name__)
+        self._send(message)
+
+
+def test_a_recording_that_was_heard_is_neither_decoded_nor_sent(
+    endpoint: str, engine: Engine, tmp_path: Path
+) -> None:
+    audio = tone(5.0, 24_000)
+    write_audio(tmp_path / "voice.wav", audio.samples, audio.sample_rate)
+    content = (tmp_path / "voice.wav").read_bytes()
+    expected = streamed(engine, request(1, reference=content))
+
+    async def body(client: EngineClient) -> None:
+        cold = Sent(client)
+        assert_same(await collect(await client.submit(request(1, reference=content))), expected)
+        assert cold.kinds == ["Prepare", "Submit"]
+        assert cold.bytes > 2 * 5 * SAMPLE_RATE * 4
+        for reference in (content, tmp_path / "voice.wav"):
+            hot = Sent(client)
+            with mock.patch.object(references, "prepare_reference") as prepare:
+                stream = await client.submit(request(1, reference=reference))
+                assert_same(await collect(stream), expected)
+            assert not prepare.called
+            assert hot.kinds == ["Submit"]
+            assert hot.bytes < 10_000
+        stats = await client.stats()
+        assert (stats.engine.reference_hits, stats.engine.reference_misses) == (0, 0)
+
+    with_client(endpoint, body)
+
+
+def test_a_recording_that_is_given_up_leaves_nothing_behind(endpoint: str, engine: Engine) -> None:
+    async def body(client: EngineClient) -> None:
+        tasks = [
+            asyncio.create_task(client.submit(request(1, reference=tone(50.0 + i, 300))))
+            for i in range(4)
+        ]
+        async with asyncio.timeout(20):
+            while len(client._recordings) < 4:
+                await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(20):
+            while (stats := await client.stats()).open_requests or stats.engine.preparing:
+                await asyncio.sleep(0.01)
+        assert client._recordings == {}
+        assert client.open_requests == 0
+        assert_same(await client.generate(request(5)), engine.generate(request(5)))
+
+    with_client(endpoint, body)
+
+
+def test_no_request_ends_the_worker(endpoint: str, engine: Engine) -> None:
+    """Requests of all kinds, most of them wrong: each is spoken or refused."""
+    random = np.random.default_rng(7)
+    audio = [tone(0.6, 8000), tone(0.1, 8000), AudioArray(np.zeros((1, 900), np.float32), 300)]
+    voices: list[Any] = [
+        *audio,
+        b"",
+        b"garbage",
+        np.zeros((0, 12), np.int64),
+        np.full((5, 12), 3),
+        np.full((5, 40), 3),
+        np.full((5, 12), 2**62),
+        EncodedReference(),
+        EncodedReference(np.full((5, 12), 10**9)),
+        EncodedReference(np.full((2, 2), 1)),
+        EncodedReference(None, np.ones(7, np.float32)),
+        PreparedReference(np.ones((2, 240), np.float32), SAMPLE_RATE),
+        PreparedReference(np.ones((2, 5), np.float32), SAMPLE_RATE),
+        PreparedReference(np.ones((1, 240), np.float32), 7),
+        "/no/such/file.npy",
+        "\0",
+        "x" * 5000,
+    ]
+    fields: dict[str, list[Any]] = {
+        "voice": ["nobody", "default", "DEFAULT", "\0", "é" * 40, "\ud800", "{0}{name}"],
+        "language": ["German", "{x}", ""],
+        "task_type": ["Base", "CustomVoice"],
+        "streaming_text": [True],
+        "tokens": [1, 10**6],
+        "max_frames": [1, 5, 10**6],
+        "min_frames": [1, 5, 10**5],
+        "seed": [0, 2**63 - 1],
+        "text_front": [True, False],
+        "reference_text": ["words", "{"],
+    }
+
+    async def ask(client: EngineClient, i: int) -> str:
+        chosen = {
+            name: values[random.integers(len(values))]
+            for name, values in fields.items()
+            if random.random() < 0.2
+        }
+        if random.random() < 0.6:
+            count = 1 + (random.random() < 0.2)
+            chosen["reference"] = [voices[random.integers(len(voices))] for _ in range(count)]
+        texts = ["Words.", "x" * 30_000, "\x01", "{}", "👩‍👩‍👧"]
+        chosen.setdefault("max_frames", 3)
+        try:
+            asked = SpeechRequest(text=texts[random.integers(len(texts))], **chosen)
+        except ValueError:
+            return "not a request"
+        try:
+            await client.generate(asked)
+        except EngineStoppedError:
+            raise
+        except HocketError:
+            return "refused"
+        return "spoken"
+
+    async def body(client: EngineClient) -> None:
+        pid = client.pid
+        outcomes = [await asyncio.gather(*(ask(client, i) for i in range(8))) for _ in range(25)]
+        kinds = {kind: sum(row.count(kind) for row in outcomes) for kind in ("spoken", "refused")}
+        assert min(kinds.values()) > 10, kinds
+        assert client.pid == pid
+        assert_same(await client.generate(request(5)), engine.generate(request(5)))
 
     with_client(endpoint, body)
 
@@ -371,6 +531,30 @@ def test_sigkill_under_load_is_heard_at_once_and_service_comes_back(
         for pid in (first, second):
             assert not Path(f"/proc/{pid}").exists()
         assert not Path(client.endpoint.removeprefix("ipc://")).parent.exists()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_dies_while_it_reads_a_recording(spec: EngineSpec, engine: Engine) -> None:
+    """Whoever waits for the recording hears of it at once, and it is read again by the next."""
+    asked = request(3, reference=tone(55.0, 300))
+    expected = engine.generate(asked)
+
+    async def run() -> None:
+        async with await EngineClient.start(spec) as client:
+            await client.wait_ready(30)
+            os.kill(client.pid, signal.SIGSTOP)
+            waiting = [asyncio.create_task(client.generate(asked)) for _ in range(3)]
+            async with asyncio.timeout(20):
+                while not client._recordings:
+                    await asyncio.sleep(0.001)
+            os.kill(client.pid, signal.SIGKILL)
+            for error in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(error, EngineStoppedError)
+            assert client.open_requests == 0
+            await client.wait_ready(30)
+            assert_same(await client.generate(asked), expected)
+            assert client.references.misses == 2
 
     asyncio.run(run())
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hocket.config import ChunkPolicy, EngineConfig, RunawayPolicy
-from hocket.core import AudioChunk, SpeechRequest
+from hocket.core import AudioArray, AudioChunk, SpeechRequest
 from hocket.engine.engine import Engine
 from hocket.errors import CheckpointError, EngineStoppedError
 from hocket.worker.messages import EngineSpec
@@ -106,6 +106,27 @@ def test_codes_and_audio_are_converted_by_any(spec: EngineSpec) -> None:
             encoded = await asyncio.gather(pool.encode(first), pool.encode(first))
             np.testing.assert_array_equal(*encoded)
             assert all(numbers is not None for numbers in await pool.stats())
+
+    asyncio.run(run())
+
+
+def test_all_workers_know_what_one_has_read(spec: EngineSpec) -> None:
+    samples = 0.1 * np.random.default_rng(0).standard_normal((1, 8000))
+    voice = AudioArray(samples.astype(np.float32), 8000)
+    asked = [request(i).model_copy(update={"reference": (voice,)}) for i in range(6)]
+    alone = Engine.load(spec.model, spec.codec, config=CONFIG)
+    expected = [alone.generate(one).codes.tobytes() for one in asked]
+
+    async def run() -> None:
+        async with await EnginePool.start([spec, spec]) as pool:
+            await pool.wait_ready(60)
+            streams = await asyncio.gather(*map(pool.submit, asked))
+            assert opened(pool) == [3, 3]
+            assert await asyncio.gather(*map(codes_of, streams)) == expected
+            assert pool.reference_counts == (5, 1)
+            for numbers in await pool.stats():
+                assert numbers is not None
+                assert numbers.engine.reference_misses == 0
 
     asyncio.run(run())
 

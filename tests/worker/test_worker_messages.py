@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
-from collections.abc import Sequence
+import pkgutil
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
 
+import hocket
 from hocket import errors
+from hocket.checkpoint.voices import VoiceNotFoundError
 from hocket.config import ChunkPolicy, EngineConfig
 from hocket.core import (
     MAX_SEED,
     AudioArray,
     AudioChunk,
+    EncodedReference,
     EngineInfo,
     PreparedReference,
     RequestEnd,
@@ -26,11 +33,14 @@ from hocket.core import (
     Timings,
     VoiceTraits,
 )
+from hocket.server.errors import ApiError
 from hocket.worker.messages import (
     VERSION,
     Chunk,
+    Encoded,
     EngineSpec,
     OutMessage,
+    Prepare,
     Ready,
     Submit,
     WireError,
@@ -38,7 +48,11 @@ from hocket.worker.messages import (
     decode_from_worker,
     decode_to_worker,
     encode,
+    encoded_message,
+    prepare_message,
     read_chunk,
+    read_content,
+    read_encoded,
     read_request,
     submit_message,
 )
@@ -75,8 +89,9 @@ def test_request_travels_exactly() -> None:
     )
     samples = np.random.default_rng(0).normal(size=(3, 1000)).astype(np.float32)
     samples[0, :4] = [-0.0, math.inf, math.nan, 1e-45]
+    codes, voice = np.arange(24).reshape(2, 12), samples[0]
     sent = submit_message(
-        "id", request, [PreparedReference(samples, 44100)], priority=-3, streaming=False
+        "id", request, [EncodedReference(codes, voice)], priority=-3, streaming=False
     )
     header, *frames = wire(sent)
     submit = decode_to_worker(header)
@@ -85,29 +100,60 @@ def test_request_travels_exactly() -> None:
     got = read_request(submit, frames)
     assert got.model_dump(exclude={"reference"}) == request.model_dump(exclude={"reference"})
     (reference,) = got.references
-    assert isinstance(reference, PreparedReference)
-    assert reference.sample_rate == 44100
-    assert (reference.samples.shape, reference.samples.tobytes()) == (
-        samples.shape,
-        samples.tobytes(),
-    )
+    assert isinstance(reference, EncodedReference)
+    assert reference.codes is not None
+    assert np.array_equal(reference.codes, codes)
+    assert reference.voice is not None
+    assert reference.voice.tobytes() == voice.tobytes()
+
+
+def test_a_recording_travels_exactly() -> None:
+    samples = np.random.default_rng(0).normal(size=(3, 1000)).astype(np.float32)
+    samples[0, :4] = [-0.0, math.inf, math.nan, 1e-45]
+    header, *frames = wire(prepare_message("id", PreparedReference(samples.T[::2].T, 44100)))
+    message = decode_to_worker(header)
+    assert isinstance(message, Prepare)
+    got = read_content(message, frames)
+    assert isinstance(got, PreparedReference)
+    assert (message.request_id, got.sample_rate) == ("id", 44100)
+    assert got.samples.tobytes() == samples[:, ::2].tobytes()
+    for encoded in (
+        EncodedReference(np.arange(24).reshape(2, 12).T, samples[0]),
+        EncodedReference(np.arange(2).reshape(2, 1)),
+        EncodedReference(None, samples[1, ::2]),
+    ):
+        header, *frames = wire(encoded_message("id", encoded))
+        answer = decode_from_worker(header)
+        assert isinstance(answer, Encoded)
+        again = read_encoded(answer, frames)
+        for one, other in ((again.codes, encoded.codes), (again.voice, encoded.voice)):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())
 
 
 def test_defaults_and_several_references() -> None:
     codes = np.arange(24, dtype=np.int64).reshape(2, 12).T  # not contiguous
-    audio = PreparedReference(np.arange(8, dtype=np.float32).reshape(4, 2).T, 16000)
-    request = SpeechRequest(text="x", reference=[codes, audio])
-    header, *frames = wire(submit_message("i", request, [codes, audio], priority=0, streaming=True))
+    voice = np.arange(8, dtype=np.float32)
+    references = [EncodedReference(codes), EncodedReference(None, voice), EncodedReference(codes)]
+    request = SpeechRequest(text="x", reference=b"its own")
+    header, *frames = wire(submit_message("i", request, references, priority=0, streaming=True))
+    assert len(frames) == 3
     submit = decode_to_worker(header)
     assert isinstance(submit, Submit)
     got = read_request(submit, frames)
     assert got.sampling == Sampling()
     assert got.seed is None
-    first, second = got.references
-    assert isinstance(first, np.ndarray)
-    assert isinstance(second, PreparedReference)
-    np.testing.assert_array_equal(first, codes)
-    np.testing.assert_array_equal(second.samples, audio.samples)
+    first, second, third = got.references
+    for one in (first, third):
+        assert isinstance(one, EncodedReference)
+        assert one.codes is not None
+        assert one.voice is None
+        np.testing.assert_array_equal(one.codes, codes)
+    assert isinstance(second, EncodedReference)
+    assert second.codes is None
+    assert second.voice is not None
+    np.testing.assert_array_equal(second.voice, voice)
     assert read_request(*_submitted(SpeechRequest(text="y"))).references == ()
 
 
@@ -157,9 +203,51 @@ def test_end_travels_with_its_error(error: type[errors.HocketError] | None) -> N
         assert (str(got.error), got.error.param) == ("it is so; do that", "text")
 
 
-@pytest.mark.parametrize("kind", ALL_ERRORS)
-def test_every_error_has_its_place_in_the_table(kind: type[errors.HocketError]) -> None:
-    assert type(WireError.of(kind("x")).error()) is kind
+def subclasses(kind: type[errors.HocketError]) -> Iterator[type[errors.HocketError]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from subclasses(subclass)
+
+
+def test_every_error_travels() -> None:
+    """Those that both ends know as themselves, others as the nearest of their bases."""
+    for module in pkgutil.walk_packages(hocket.__path__, "hocket."):
+        if not module.name.startswith(("hocket.kernels.gpu", "hocket.__main__")):
+            importlib.import_module(module.name)
+
+    class OfAPlugin(errors.CapacityError):
+        pass
+
+    found = set(subclasses(errors.HocketError))
+    known = {VoiceNotFoundError, *ALL_ERRORS}
+    assert {OfAPlugin, ApiError, *known} <= found
+    for kind in found:
+        error = kind.__new__(kind)
+        errors.HocketError.__init__(error, "it is so; do that", param="text")
+        for travelled in (
+            WireError.of(error).error(),
+            msgspec.msgpack.decode(
+                msgspec.msgpack.encode(WireError.of(error)), type=WireError
+            ).error(),
+        ):
+            assert issubclass(kind, type(travelled))
+            assert type(travelled) is kind or kind not in known
+            assert (str(travelled), travelled.param) == ("it is so; do that", "text")
+    assert type(WireError.of(OfAPlugin("x")).error()) is errors.CapacityError
+
+
+@pytest.mark.parametrize(
+    "value", [2**80, np.float64(1.5), np.int64(3), True, None, "\ud800", math.nan, [1], b"x"]
+)
+def test_any_value_of_a_message_travels(value: Any) -> None:
+    words = errors.Template("it is {asked}; {text} says more", asked=value)
+    error = errors.InvalidRequestError(words, param="\ud800")
+    sent = msgspec.msgpack.encode(WireError.of(error))
+    got = msgspec.msgpack.decode(sent, type=WireError).error()
+    assert isinstance(got, errors.InvalidRequestError)
+    assert str(got) == str(error).encode(errors="backslashreplace").decode()
+    number = errors.Template("it is {asked:g}", asked=np.float64(0.25))
+    assert str(WireError.of(errors.HocketError(number)).error()) == "it is 0.25"
 
 
 def test_a_message_that_names_fields_travels_as_such() -> None:
@@ -199,7 +287,7 @@ def test_what_an_engine_is_keeps_its_bytes() -> None:
         "7065a442617365b068656172735f7265636f7264696e6773c3b16c6576656c735f7265666572656e6365"
         "73c2a5696e743136"
     )
-    assert VERSION == 9
+    assert VERSION == 10
     assert decode_from_worker(zmq.Frame(header)) == Ready(7, info)
 
 

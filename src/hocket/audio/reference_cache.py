@@ -8,12 +8,10 @@ model, device or limit.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import logging
 import os
-import secrets
 import stat
 from collections import OrderedDict
 from pathlib import Path
@@ -25,9 +23,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as from_safetensors
 from safetensors.numpy import save as to_safetensors
 
+from hocket.audio.files import write_atomically
 from hocket.config import ReferenceCacheConfig
 from hocket.core import AudioArray, EncodedReference, PreparedReference
-from hocket.errors import ConfigError
+from hocket.errors import AudioFileError, ConfigError
 
 Key = str
 
@@ -81,9 +80,6 @@ class ReferenceCache:
         self._held: OrderedDict[Key, EncodedReference] = OrderedDict()
         #: Bytes of the arrays in memory.
         self.nbytes = 0
-        #: Counted by the owner: a recording that is being prepared already is a hit.
-        self.hits = 0
-        self.misses = 0
 
     @property
     def has_folder(self) -> bool:
@@ -135,13 +131,9 @@ class ReferenceCache:
             return
         path = self._config.folder / f"{key}{_SUFFIX}"
         try:
-            _write(path, _to_bytes(encoded))
-        except OSError as error:
-            _LOG.warning(
-                "the reference cache keeps an entry in memory only: cannot write %s: %s",
-                path,
-                error.strerror,
-            )
+            write_atomically(path, _to_bytes(encoded), private=True)
+        except AudioFileError as error:
+            _LOG.warning("the reference cache keeps an entry in memory only: %s", error)
 
 
 def _own(array: NDArray[Any] | None) -> Any:
@@ -196,18 +188,3 @@ def _read(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a file")
         return file.read(_MAX_FILE_BYTES)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace `path` in one step. Raises OSError, also where a link stands in its place."""
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

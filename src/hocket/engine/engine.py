@@ -27,7 +27,9 @@ from hocket.checkpoint.voices import Voices
 from hocket.config import EngineConfig
 from hocket.core import (
     AudioChunk,
+    EncodedReference,
     FinishReason,
+    PreparedReference,
     RequestEnd,
     Samples,
     Speech,
@@ -42,7 +44,7 @@ from hocket.engine.pipeline import CodecPipeline, TalkerPipeline
 from hocket.engine.runners.codec import DecodedChunk
 from hocket.engine.scheduling.request import DecodeItem
 from hocket.engine.stats import EngineStats, Meter
-from hocket.errors import EngineStoppedError, InvalidRequestError, not_finite
+from hocket.errors import EngineStoppedError, HocketError, InvalidRequestError, not_finite
 
 #: Interval at which a waiting step polls the device.
 _POLL_SECONDS = 50e-6
@@ -203,9 +205,27 @@ class Engine:
             self._jobs[job.id] = job
         return job.id
 
+    def prepare(
+        self,
+        recording: PreparedReference,
+        done: Callable[[EncodedReference | HocketError], None],
+        *,
+        request_id: str,
+    ) -> None:
+        """Read from `recording` all that the model can read from one, beside all speech.
+
+        A later `step` calls `done`; requests with the result as their reference have nothing to
+        wait for. Nothing is kept here. Raises InvalidRequestError, ReferenceAudioError,
+        CapacityError when the queue is full, and EngineStoppedError.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._intake.prepare(request_id, recording, done)
+
     def cancel(self, request_id: str) -> None:
         """End a request in the next step; its last chunk says `cancelled`. No effect on a request
-        that has ended.
+        that has ended. A recording that is cancelled is dropped without a word.
         """
         # The next step does it: the garbage collector may close an iterator in the middle of this
         # one.
@@ -213,11 +233,12 @@ class Engine:
             job = self._jobs.get(request_id)
             if job is not None:
                 self._cancelling.append(job)
+            self._intake.forget(request_id)
 
     @property
     def idle(self) -> bool:
-        """No request is open and no chunk is waiting, so `step` would do nothing."""
-        return not (self._jobs or self._ready)
+        """No request is open, no recording and no chunk is waiting, so `step` would do nothing."""
+        return not (self._jobs or self._ready or self._intake.preparing)
 
     @property
     def has_room(self) -> bool:
@@ -269,8 +290,8 @@ class Engine:
             self._meter,
             self._scheduler.stats(),
             preparing=self._intake.preparing,
-            reference_hits=self._intake.cache_hits,
-            reference_misses=self._intake.cache_misses,
+            reference_hits=self._intake.hits,
+            reference_misses=self._intake.misses,
         )
 
     def check_integrity(self) -> None:
@@ -426,6 +447,7 @@ class Engine:
             if job.scheduled is not None:
                 job.scheduled.finish_reason = "error"
             self._end(job, "error")
+        self._intake.fail_preparations(self._failure)
 
 
 @contextmanager

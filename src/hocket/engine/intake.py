@@ -5,7 +5,7 @@ scheduler.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,15 @@ from hocket.audio.reference import (
 )
 from hocket.audio.reference_cache import Key, ReferenceCache, content_key
 from hocket.checkpoint.voices import with_reference_of_voice
-from hocket.core import EncodedReference, Recording, Reference, ReferenceNeeds, SpeechRequest
+from hocket.core import (
+    AudioArray,
+    EncodedReference,
+    PreparedReference,
+    Recording,
+    Reference,
+    ReferenceNeeds,
+    SpeechRequest,
+)
 from hocket.engine.build import EngineParts
 from hocket.engine.job import Job
 from hocket.engine.scheduling.runaway import SilenceDetector, frame_budget
@@ -57,6 +65,15 @@ class _Prepared:
     samples: NDArray[np.float32] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Preparation:
+    """A recording that a front end wants to be read."""
+
+    #: The encoder's.
+    key: Key
+    done: Callable[[EncodedReference | HocketError], None]
+
+
 class Intake:
     """Holds the requests that wait for their references. The encoder has work only while there are
     some.
@@ -72,21 +89,15 @@ class Intake:
         self._making: dict[Key, Key] = {}
         #: In order of arrival.
         self._preparing: list[Job] = []
+        self._preparations: dict[str, _Preparation] = {}
+        #: Recordings that were in the cache, or on their way to it; and those that were not.
+        self.hits = 0
+        self.misses = 0
 
     @property
     def preparing(self) -> int:
-        """Requests that wait for their references."""
-        return len(self._preparing)
-
-    @property
-    def cache_hits(self) -> int:
-        """Recordings that were in the cache, or on their way to it."""
-        return self._cache.hits
-
-    @property
-    def cache_misses(self) -> int:
-        """Recordings that had to be encoded."""
-        return self._cache.misses
+        """Requests that wait for their references, and recordings that front ends wait for."""
+        return len(self._preparing) + len(self._preparations)
 
     def resolve(self, request: SpeechRequest) -> SpeechRequest:
         """The request with its text normalised and with the reference of the voice that it names.
@@ -107,23 +118,51 @@ class Intake:
     @property
     def is_full(self) -> bool:
         """`open` would raise `CapacityError`."""
-        return len(self._preparing) + self._scheduler.waiting >= self._config.max_waiting
+        return self.preparing + self._scheduler.waiting >= self._config.max_waiting
 
     def open(self, job: Job) -> None:
         """Queue a request at the scheduler, at once or when its references are encoded.
 
         Raises InvalidRequestError, ReferenceAudioError, and CapacityError when the queue is full.
         """
-        if self.is_full:
-            raise CapacityError(
-                f"{self._config.max_waiting} requests are waiting already; try again later"
-            )
+        self._check_room()
         check_fields(job.request, self._parts.prompt.takes)
         self._take_references(job, self._parts.prompt.needs(job.request))
         if job.missing_references:
             self._preparing.append(job)
         else:
             self._schedule(job)
+
+    def prepare(
+        self,
+        name: str,
+        recording: PreparedReference,
+        done: Callable[[EncodedReference | HocketError], None],
+    ) -> None:
+        """Read from `recording` all that the model can read; a later `step` calls `done`.
+
+        Raises InvalidRequestError, ReferenceAudioError, and CapacityError when the queue is full.
+        """
+        self._check_room()
+        references = self._parts.references
+        if references is None:
+            raise self._no_codec(ReferenceNeeds(codes=True, voice=False))
+        key = references.submit(
+            self._samples(recording, None),
+            codes=references.makes_codes,
+            voice=references.makes_voices,
+        )
+        self._preparations[name] = _Preparation(key, done)
+
+    def forget(self, name: str) -> None:
+        """Drop a preparation, whose `done` is not called."""
+        self._preparations.pop(name, None)
+
+    def fail_preparations(self, error: HocketError) -> None:
+        """End all preparations with `error`."""
+        preparations, self._preparations = self._preparations, {}
+        for preparation in preparations.values():
+            preparation.done(error)
 
     def step(self) -> list[Job]:
         """Encode the next part of the references and queue the requests whose references are
@@ -165,7 +204,12 @@ class Intake:
             key for job in self._preparing if not job.cancelled for key in job.missing_references
         }
         self._making = {key: work for key, work in self._making.items() if key in wanted}
-        done = self._parts.references.step(set(self._making.values()))
+        prepared = {preparation.key for preparation in self._preparations.values()}
+        done = self._parts.references.step({*self._making.values(), *prepared})
+        for name, preparation in list(self._preparations.items()):
+            if preparation.key in done:
+                del self._preparations[name]
+                preparation.done(done[preparation.key])
         made = {key: done[work] for key, work in self._making.items() if work in done}
         for key, result in made.items():
             del self._making[key]
@@ -188,11 +232,11 @@ class Intake:
                 continue
             job.references.append(one.key)
             if one.key in self._making:  # for another request, or for this one
-                self._cache.hits += 1
+                self.hits += 1
                 continue
             assert self._parts.references is not None
             assert one.samples is not None
-            self._cache.misses += 1
+            self.misses += 1
             self._making[one.key] = self._parts.references.submit(
                 one.samples, codes=needs.codes, voice=needs.voice
             )
@@ -246,9 +290,9 @@ class Intake:
     def _take_recording(
         self, recording: Recording, needs: ReferenceNeeds
     ) -> EncodedReference | _Prepared:
-        form, references = self._form, self._parts.references
+        references = self._parts.references
         assert references is not None  # a family that needs no codes needs vectors, and has them
-        content = read_content(recording, form.limits)
+        content = read_content(recording, self._form.limits)
         preparation = self._info.reference_id
         if (needs.codes, needs.voice) != (references.makes_codes, references.makes_voices):
             preparation += f" codes={needs.codes} voice={needs.voice}"
@@ -261,17 +305,28 @@ class Intake:
             if found is not None:
                 self._cache.remember(key, found)
         if found is not None:
-            self._cache.hits += 1
+            self.hits += 1
             return found
-        samples_CS = prepare_reference(
+        return _Prepared(key, self._samples(content, name_of(recording)))
+
+    def _samples(
+        self, content: bytes | AudioArray | PreparedReference, name: str | None
+    ) -> NDArray[np.float32]:
+        form = self._form
+        return prepare_reference(
             content,
             sample_rate=form.sample_rate,
             channels=form.channels,
             limits=form.limits,
             level=form.level,
-            name=name_of(recording),
+            name=name,
         )
-        return _Prepared(key, samples_CS)
+
+    def _check_room(self) -> None:
+        if self.is_full:
+            raise CapacityError(
+                f"{self._config.max_waiting} requests are waiting already; try again later"
+            )
 
     def _schedule(self, job: Job) -> None:
         """Build the prompt and queue the request. Raises InvalidRequestError, CapacityError."""

@@ -89,14 +89,16 @@ class Metrics:
         *,
         ready: bool,
         slots: SlotCounts,
+        references: tuple[int, int],
         workers: Sequence[WorkerStatus],
         stats: Sequence[Stats | None],
     ) -> bytes:
         """All metrics in Prometheus' text format.
 
-        `stats` has an entry per worker, None while it has no engine.
+        `references` are hits and misses. `stats` has an entry per worker, None while it has no
+        engine.
         """
-        now = _Now(ready, slots, workers, stats)
+        now = _Now(ready, slots, references, workers, stats)
         return generate_latest(self._counted) + generate_latest(now)
 
 
@@ -106,6 +108,7 @@ class _Now(Collector):
 
     ready: bool
     slots: SlotCounts
+    references: tuple[int, int]
     workers: Sequence[WorkerStatus]
     stats: Sequence[Stats | None]
 
@@ -117,6 +120,14 @@ class _Now(Collector):
             "hocket_refused_requests", "Requests refused for lack of a slot", self.slots.refused
         )
         yield GaugeMetricFamily("hocket_ready", "1 while requests are served", self.ready)
+        references = GaugeMetricFamily(
+            "hocket_references",
+            "Recordings of requests: known (hits), and new ones (misses)",
+            labels=["name"],
+        )
+        for name, count in zip(("hits", "misses"), self.references, strict=True):
+            references.add_metric([name], count)
+        yield references
         engine = GaugeMetricFamily(
             "hocket_engine", "The engines' numbers", labels=["worker", "name"]
         )
@@ -140,8 +151,6 @@ def _numbers(stats: Stats) -> dict[str, float]:
         "prefix_miss_rows": scheduler.prefix_miss_rows,
         "prefix_evictions": scheduler.prefix_evictions,
         "preemptions": scheduler.preemptions,
-        "reference_hits": engine.reference_hits,
-        "reference_misses": engine.reference_misses,
         "references_preparing": engine.preparing,
         "mean_frame_rows": engine.mean_frame_rows,
         "mean_decode_rows": engine.mean_decode_rows,

@@ -179,8 +179,8 @@ def _plan(profile: Profile, plan: MemoryPlan) -> list[str]:
         f"{_devices(profile)}{_times(profile.engine_count)}",
         f"memory   {plan.total_bytes / _MIB:,.1f} MiB = {shown}; {plan.rows} rows of "
         f"{plan.context_rows:,} at most",
-        f"         and {references:,.0f} MiB of the host for the codes of references, at most",
         *([f"         all that {profile.engine_count} times"] if profile.engine_count > 1 else []),
+        f"         and {references:,.0f} MiB of the host for what is read of references, at most",
     ]
 
 

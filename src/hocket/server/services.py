@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from starlette.requests import HTTPConnection
 
-from hocket.core import EngineInfo, SpeechRequest
+from hocket.core import EncodedReference, EngineInfo, PreparedReference, SpeechRequest
 from hocket.server.admission import Slots
 from hocket.server.metrics import Metrics
 from hocket.server.settings import ServerSettings
@@ -32,6 +32,8 @@ class SpeechClient(Protocol):
     def info(self) -> EngineInfo: ...
     @property
     def workers(self) -> Sequence[WorkerStatus]: ...
+    @property
+    def reference_counts(self) -> tuple[int, int]: ...
     async def submit(
         self,
         request: SpeechRequest,
@@ -40,6 +42,7 @@ class SpeechClient(Protocol):
         priority: int = 0,
         streaming: bool = True,
     ) -> SpeechStream: ...
+    async def prepare(self, recording: PreparedReference) -> EncodedReference: ...
     async def encode(
         self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None
     ) -> NDArray[np.int64]: ...

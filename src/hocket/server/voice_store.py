@@ -5,11 +5,12 @@ An upload takes `draft` (all checks that need no model), the model's encoder, an
     draft = store.draft(
         "anna", recording, transcript=words, sample_rate=48000, channels=2, limits=limits
     )
-    voice = store.save(draft, codes_of(draft.recording), codec="moss")
+    voice = store.save(draft, await client.prepare(draft.recording), info.reference_id)
 
-`save` takes codes, so that a failure on the way leaves the old voice as it was. A file is replaced
-by a rename: readers in this and other processes see the old voice or the new one, and the later of
-two uploads under one name wins. All methods may be called from any thread.
+`save` takes what the model read from the recording, so that a failure on the way leaves the old
+voice as it was, and a request with the new one waits for nothing. A file is replaced by a rename:
+readers in this and other processes see the old voice or the new one, and the later of two uploads
+under one name wins. All methods may be called from any thread.
 
 Voices in the folder itself are everybody's. `store.of(owner)` has also those of one owner, which
 lie in a folder of their own. Folders and files are for the server's user alone. Only regular files
@@ -42,7 +43,14 @@ from hocket.audio.io import FORMATS, decode_audio, encode_audio
 from hocket.audio.reference import prepare_reference
 from hocket.checkpoint.voices import BuiltinVoice, VoiceNotFoundError, Voices, voice_name
 from hocket.config import ReferenceLimits
-from hocket.core import AudioArray, PreparedReference, Reference, StrictModel
+from hocket.core import (
+    AudioArray,
+    EncodedReference,
+    EngineInfo,
+    PreparedReference,
+    Reference,
+    StrictModel,
+)
 from hocket.errors import (
     AudioFileError,
     ConfigError,
@@ -102,8 +110,10 @@ class _Metadata(StrictModel):
     transcript: str | None
     created: int
     seconds: float | None
-    #: Id of the codec: the codes of one codec are noise to another.
-    codec: str
+    #: `EngineInfo.reference_id` of the model that read the recording; None in older files.
+    reference_id: str | None = None
+    #: Older files: `EngineInfo.codec_id` of their codes, which are those of all codebooks.
+    codec: str | None = None
 
 
 class VoiceStore:
@@ -169,24 +179,26 @@ class VoiceStore:
         yield from self._builtin
         yield from filter(self._is_voice, self._stems())
 
-    def reference(self, name: str, *, codec: str | None) -> tuple[Reference, str | None]:
-        """Reference and transcript of an upload, for a model whose codec is `codec` (None: it takes
-        no codes).
+    def reference(self, name: str, info: EngineInfo) -> tuple[Reference, str | None]:
+        """Reference and transcript of an upload, for the engine that `info` describes.
 
-        The reference is the codes if they are this codec's, else the recording. Raises
-        InvalidRequestError (`voice`) for a voice that is unknown, broken, or has codes of another
-        codec only.
+        The reference is what that engine's model read from the recording; for another one it is the
+        recording, a file's bytes. Raises InvalidRequestError (`voice`) for a voice that is unknown,
+        broken, or has codes of another model only.
         """
         name = voice_name(name, param="voice")
         with self._opened(name, "voice") as (metadata, file):
-            if codec is not None and metadata.codec == codec:
-                return _codes(file), metadata.transcript
+            if metadata.reference_id == info.reference_id:
+                return _encoded(file), metadata.transcript
+            has_codes = metadata.codec == info.codec_id and metadata.reference_id is None
+            if has_codes and not info.voice_traits.hears_recordings:
+                return EncodedReference(_codes(file)), metadata.transcript
             if metadata.seconds is None:
                 raise InvalidRequestError(
                     f"the voice {name!r} consists of codes of another model; upload it again",
                     param="voice",
                 )
-            return _recording(metadata, file), metadata.transcript
+            return _flac(file), metadata.transcript
 
     def builtin(self, name: str) -> BuiltinVoice | None:
         """The built-in voice called `name`, or None. Reads nothing from disk.
@@ -248,18 +260,20 @@ class VoiceStore:
             raise error.renamed({"reference": "audio_sample"}) from error
         return VoiceDraft(name, description, transcript, PreparedReference(samples_CS, sample_rate))
 
-    def save(self, draft: VoiceDraft, codes: NDArray[np.int64], *, codec: str) -> Voice:
-        """Store `draft` with its `codes` [frames, codebooks] of `codec`, in place of any voice of
-        that name.
+    def save(self, draft: VoiceDraft, encoded: EncodedReference, reference_id: str) -> Voice:
+        """Store `draft` with what the model of that `reference_id` read from its recording.
+
+        It takes the place of any voice of that name.
 
         Raises InvalidRequestError for too many voices (concurrent uploads may exceed the limit by
         one each) or impossible codes, HocketError when the disk refuses.
         """
         name = self._free_name(draft.name)
-        try:
-            codes = as_codes(codes, "the voice")
-        except AudioFileError as error:
-            raise InvalidRequestError(str(error), param="codes") from error
+        if encoded.codes is not None:
+            try:
+                as_codes(encoded.codes, "the voice")
+            except AudioFileError as error:
+                raise InvalidRequestError(str(error), param="codes") from error
         recording = draft.recording
         metadata = _Metadata(
             description=draft.description,
@@ -268,12 +282,12 @@ class VoiceStore:
             seconds=None
             if recording is None
             else recording.samples.shape[1] / recording.sample_rate,
-            codec=codec,
+            reference_id=reference_id,
         )
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             write_atomically(
-                self._path(name), _file_bytes(metadata, codes, recording), private=True
+                self._path(name), _file_bytes(metadata, encoded, recording), private=True
             )
         except (AudioFileError, OSError) as error:
             raise HocketError(
@@ -432,14 +446,18 @@ def _builtin_entry(name: str, voice: BuiltinVoice) -> Voice:
 
 
 # --------------------------------------------------------------------------------------------------
-# a voice's file safetensors: codes int64 [F, N]; flac uint8, a file of that format; the metadata as
-# JSON in the metadata.
+# a voice's file is safetensors: codes int64 [F, N]; voice float32 [D]; flac uint8, a file of that
+# format; the metadata as JSON in the metadata. Each array may be missing.
 
 
 def _file_bytes(
-    metadata: _Metadata, codes: NDArray[np.int64], recording: PreparedReference | None
+    metadata: _Metadata, encoded: EncodedReference, recording: PreparedReference | None
 ) -> bytes:
-    tensors: dict[str, NDArray[np.int64] | NDArray[np.uint8]] = {"codes": codes}
+    tensors: dict[str, NDArray[np.int64] | NDArray[np.float32] | NDArray[np.uint8]] = {}
+    if encoded.codes is not None:
+        tensors["codes"] = np.ascontiguousarray(encoded.codes, np.int64)
+    if encoded.voice is not None:
+        tensors["voice"] = np.ascontiguousarray(encoded.voice, np.float32)
     if recording is not None:
         flac = encode_audio(FORMATS[".flac"], recording.samples, recording.sample_rate)
         tensors["flac"] = np.frombuffer(flac, np.uint8)
@@ -507,7 +525,19 @@ def _codes(file: safe_open) -> NDArray[np.int64]:
     return as_codes(_tensor(file, "codes"), "the voice")
 
 
+def _encoded(file: safe_open) -> EncodedReference:
+    names = file.keys()  # type: ignore[no-untyped-call]
+    voice = _tensor(file, "voice") if "voice" in names else None
+    if voice is not None and (voice.dtype != np.float32 or voice.ndim != 1):
+        raise _DamagedError("its speaker vector is none")
+    return EncodedReference(_codes(file) if "codes" in names else None, voice)
+
+
+def _flac(file: safe_open) -> bytes:
+    return _tensor(file, "flac").tobytes()
+
+
 def _recording(metadata: _Metadata, file: safe_open) -> AudioArray:
     assert metadata.seconds is not None
-    flac = _tensor(file, "flac").tobytes()
+    flac = _flac(file)
     return decode_audio(flac, max_bytes=len(flac), max_seconds=metadata.seconds + 1)

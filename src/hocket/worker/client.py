@@ -17,20 +17,20 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import zmq
 from numpy.typing import NDArray
 
 from hocket.audio.io import to_float32
-from hocket.audio.reference import RecordingForm, load_encoded, prepare_reference
+from hocket.audio.reference_cache import ReferenceCache
+from hocket.config import ReferenceCacheConfig
 from hocket.core import (
     AudioChunk,
     EncodedReference,
     EngineInfo,
     PreparedReference,
-    Reference,
     Speech,
     SpeechRequest,
 )
@@ -47,6 +47,7 @@ from hocket.worker.messages import (
     AskStats,
     Cancel,
     Chunk,
+    Encoded,
     EngineSpec,
     FromWorker,
     Heartbeat,
@@ -57,9 +58,12 @@ from hocket.worker.messages import (
     Stats,
     Stopped,
     convert_message,
+    prepare_message,
     read_chunk,
+    read_encoded,
     submit_message,
 )
+from hocket.worker.references import ReferencePreparer
 from hocket.worker.stream import SpeechStream
 from hocket.worker.supervisor import Supervisor
 
@@ -83,8 +87,15 @@ class EngineClient:
     """Made by `start` or `connect`; ends with `stop`, or by leaving `async with`."""
 
     def __init__(
-        self, endpoint: str, supervisor: Supervisor | None, buffer_bytes: int, hang_seconds: float
+        self,
+        endpoint: str,
+        supervisor: Supervisor | None,
+        references: ReferencePreparer,
+        buffer_bytes: int,
+        hang_seconds: float,
     ) -> None:
+        #: What this front end knows of recordings.
+        self.references = references
         #: Where other front ends can `connect` to the same worker.
         self.endpoint = endpoint
         self._supervisor = supervisor
@@ -92,6 +103,8 @@ class EngineClient:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         #: Requests that the worker may still send chunks for, by id.
         self._streams: dict[str, SpeechStream] = {}
+        #: Recordings that the worker is reading, by id.
+        self._recordings: dict[str, asyncio.Future[EncodedReference]] = {}
         self._stats: list[asyncio.Future[Stats]] = []
         self._last_id = 0
         #: Requests whose references are still being prepared.
@@ -116,25 +129,38 @@ class EngineClient:
         cls,
         spec: EngineSpec,
         *,
+        references: ReferencePreparer | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         hang_seconds: float = HANG_SECONDS,
     ) -> EngineClient:
         """Start a worker and keep one running; `wait_ready` waits until it has loaded its engine.
 
-        `buffer_bytes` of audio may wait for the reader of a stream. A worker that is silent for
-        `hang_seconds` is killed and replaced. Raises ConfigError.
+        `references` are shared with the clients of other workers; None: the client has its own,
+        with the cache of `spec`. `buffer_bytes` of audio may wait for the reader of a stream. A
+        worker that is silent for `hang_seconds` is killed and replaced. Raises ConfigError.
         """
+        if references is None:
+            references = ReferencePreparer(ReferenceCache(spec.config.reference_cache))
         supervisor = Supervisor(spec)
-        client = cls(supervisor.endpoint, supervisor, buffer_bytes, hang_seconds)
+        client = cls(supervisor.endpoint, supervisor, references, buffer_bytes, hang_seconds)
         supervisor.failure.add_done_callback(lambda failure: client._fail(failure.result()))
         return client
 
     @classmethod
     async def connect(
-        cls, endpoint: str, *, buffer_bytes: int = BUFFER_BYTES, hang_seconds: float = HANG_SECONDS
+        cls,
+        endpoint: str,
+        *,
+        references: ReferencePreparer | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+        hang_seconds: float = HANG_SECONDS,
     ) -> EngineClient:
-        """Use the worker that another front end has started and keeps running."""
-        return cls(endpoint, None, buffer_bytes, hang_seconds)
+        """Use the worker that another front end has started and keeps running.
+
+        Without `references` the client keeps its own, in memory.
+        """
+        references = references or ReferencePreparer(ReferenceCache(ReferenceCacheConfig()))
+        return cls(endpoint, None, references, buffer_bytes, hang_seconds)
 
     @property
     def state(self) -> State:
@@ -218,9 +244,9 @@ class EngineClient:
         """Send a request to the engine; see `Engine.add`. If the engine refuses it, the stream
         raises.
 
-        Recordings are decoded and texts normalized here, because they would hold up the worker's
-        single loop, and because there can be several front ends. Raises InvalidRequestError,
-        ReferenceAudioError, EngineStoppedError.
+        Recordings are looked up and decoded and texts normalized here, because they would hold up
+        the worker's single loop. Raises InvalidRequestError, ReferenceAudioError, CapacityError,
+        EngineStoppedError.
         """
         if request_id is None:
             self._last_id += 1
@@ -230,12 +256,12 @@ class EngineClient:
         self._preparing += 1
         try:
             references = [
-                await _read_reference(reference, info) for reference in request.references
+                await self.references.encoded(reference, self) for reference in request.references
             ]
         finally:
             self._preparing -= 1
         self._serving()  # the state may have changed meanwhile
-        if request_id in self._streams:
+        if request_id in self._streams or request_id in self._recordings:
             raise InvalidRequestError(
                 f"a request {request_id!r} is open already; use another id", param="request_id"
             )
@@ -243,6 +269,26 @@ class EngineClient:
             request_id, request, references, priority=priority, streaming=streaming
         )
         return self._open(request_id, message)
+
+    async def prepare(self, recording: PreparedReference) -> EncodedReference:
+        """Let the engine read all that its model can read from a recording in its form; nothing is
+        kept.
+
+        Raises InvalidRequestError, ReferenceAudioError, CapacityError, EngineStoppedError.
+        """
+        self._serving()
+        assert self._connection is not None
+        self._last_id += 1
+        name = f"recording-{self._last_id}"
+        self._connection.send(prepare_message(name, recording))
+        answer = asyncio.get_running_loop().create_future()
+        self._recordings[name] = answer
+        try:
+            return await answer
+        finally:
+            if self._recordings.pop(name, None) is not None and self._connection is not None:
+                with suppress(CapacityError):  # a worker that does not read is about to be replaced
+                    self._connection.send(Cancel(name))
 
     async def encode(
         self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None
@@ -340,8 +386,13 @@ class EngineClient:
         self._received = True
         if isinstance(message, Chunk):
             self._on_chunk(read_chunk(message, frames))
+        elif isinstance(message, Encoded):
+            self._on_recording(message.request_id, read_encoded(message, frames))
         elif isinstance(message, Rejected):
-            self._forget(message.request_id).fail(message.error.error())
+            if message.request_id in self._streams:
+                self._forget(message.request_id).fail(message.error.error())
+            else:
+                self._on_recording(message.request_id, message.error.error())
         elif isinstance(message, Heartbeat):
             self._heartbeat, self._open_then = message, self.open_requests
         elif isinstance(message, Stats):
@@ -363,6 +414,15 @@ class EngineClient:
         )
         stream.put(chunk)
 
+    def _on_recording(self, name: str, result: EncodedReference | HocketError) -> None:
+        answer = self._recordings.pop(name, None)
+        if answer is None or answer.done():  # its caller has been cancelled
+            return
+        if isinstance(result, EncodedReference):
+            answer.set_result(result)
+        else:
+            answer.set_exception(result)
+
     def _on_lost(self, error: HocketError) -> None:
         self._end_all(error)
         asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._connect)
@@ -376,13 +436,14 @@ class EngineClient:
         if self._failure is None:
             self._settled.clear()
         streams, self._streams = self._streams, {}
-        answers, self._stats = self._stats, []
+        answers: list[asyncio.Future[Any]] = [*self._stats, *self._recordings.values()]
+        self._stats, self._recordings = [], {}
         for stream in streams.values():
             # One instance each: raising an exception sets its traceback.
             stream.fail(type(error)(error.message, param=error.param))
         for answer in answers:
             if not answer.done():
-                answer.set_exception(type(error)(error.message))
+                answer.set_exception(type(error)(error.message, param=error.param))
         self._all_done.set()
 
     def _fail(self, error: HocketError) -> None:
@@ -462,26 +523,3 @@ async def _spoken(request: SpeechRequest, info: EngineInfo) -> SpeechRequest:
     if len(request.text) <= _SHORT_TEXT_CHARACTERS:
         return normalize_request(request, info.text_front)
     return await asyncio.to_thread(normalize_request, request, info.text_front)
-
-
-async def _read_reference(
-    reference: Reference, info: EngineInfo
-) -> PreparedReference | NDArray[np.int64]:
-    """A reference as it is sent: codes, or a prepared recording. Raises ReferenceAudioError.
-
-    Decoding and resampling take up to 0.3 s for a minute of audio, so they run on a thread.
-    """
-    loaded = load_encoded(reference)
-    if isinstance(loaded, EncodedReference):
-        assert loaded.codes is not None
-        return loaded.codes
-    form = RecordingForm.of(info)
-    samples = await asyncio.to_thread(
-        prepare_reference,
-        loaded,
-        sample_rate=form.sample_rate,
-        channels=form.channels,
-        limits=form.limits,
-        level=form.level,
-    )
-    return PreparedReference(samples, info.sample_rate)

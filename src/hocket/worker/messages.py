@@ -2,12 +2,13 @@
 own.
 
 A message is a list of frames: a MessagePack header, then raw arrays. Samples keep the engine's
-format, float32 or int16, bit for bit. Recordings are sent prepared: front ends read the files.
+format, float32 or int16, bit for bit. A request carries no samples: a front end has a recording
+encoded once (`Prepare`) and sends what the model reads from it (`EncodedReference`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, cast, get_type_hints
@@ -18,10 +19,11 @@ import zmq
 from numpy.typing import NDArray
 
 from hocket import errors
-from hocket.checkpoint.voices import BuiltinVoice
+from hocket.checkpoint.voices import BuiltinVoice, VoiceNotFoundError
 from hocket.config import EngineConfig, NonNegativeFloat, PositiveInt
 from hocket.core import (
     AudioChunk,
+    EncodedReference,
     EngineInfo,
     FinishReason,
     MemoryPlan,
@@ -37,7 +39,7 @@ from hocket.engine.stats import EngineStats
 
 #: Protocol version, equal at both ends, which come from one installation; raised when the bytes of
 #: what could be said before change.
-VERSION = 9
+VERSION = 10
 #: Interval between a worker's heartbeats.
 HEARTBEAT_SECONDS = 0.5
 #: Messages that may queue at either end. 256 streams at full speed make about 1,500 a second.
@@ -65,16 +67,22 @@ class EngineSpec(StrictModel):
 
 # ---- errors
 
+#: Classes that both ends know; another one travels as the nearest of its bases.
 _ERRORS: dict[str, type[errors.HocketError]] = {
-    "HocketError": errors.HocketError,
-    "InvalidRequestError": errors.InvalidRequestError,
-    "ReferenceAudioError": errors.ReferenceAudioError,
-    "ConfigError": errors.ConfigError,
-    "CheckpointError": errors.CheckpointError,
-    "AudioFileError": errors.AudioFileError,
-    "CapacityError": errors.CapacityError,
-    "EngineStoppedError": errors.EngineStoppedError,
+    known.__name__: known
+    for known in (
+        errors.HocketError,
+        errors.InvalidRequestError,
+        errors.ReferenceAudioError,
+        VoiceNotFoundError,
+        errors.ConfigError,
+        errors.CheckpointError,
+        errors.AudioFileError,
+        errors.CapacityError,
+        errors.EngineStoppedError,
+    )
 }
+_INTEGERS = range(-(2**63), 2**63)
 
 
 class WireTemplate(msgspec.Struct, frozen=True, array_like=True):
@@ -93,21 +101,42 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, error: errors.HocketError) -> WireError:
-        kind = type(error).__name__
-        assert kind in _ERRORS, f"{kind} is missing from the table of errors that can travel"
+        """The form of any error; it must not fail, because an error is all that is left to say."""
+        kind = next(base.__name__ for base in type(error).__mro__ if base in _ERRORS.values())
+        param = None if error.param is None else _encodable(error.param)
         message = error.message
         if isinstance(message, errors.Template):
-            return cls(kind, WireTemplate(message.text, dict(message.values)), error.param)
-        return cls(kind, message, error.param)
+            values = {name: _plain(value) for name, value in message.values.items()}
+            plain = {name: value for name, value in values.items() if value is not None}
+            if len(plain) == len(values):
+                return cls(kind, WireTemplate(_encodable(message.text), plain), param)
+        return cls(kind, _encodable(str(error)), param)
 
     def error(self) -> errors.HocketError:
         """The error again, of the same class."""
-        message = self.message
+        kind, message = _ERRORS.get(self.kind, errors.HocketError), self.message
         if isinstance(message, WireTemplate):
-            return _ERRORS[self.kind](
-                errors.Template(message.text, **message.values), param=self.param
-            )
-        return _ERRORS[self.kind](message, param=self.param)
+            return kind(errors.Template(message.text, **message.values), param=self.param)
+        return kind(message, param=self.param)
+
+
+def _encodable(text: str) -> str:
+    """`text` with lone surrogates written out: UTF-8 has none."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _plain(value: object) -> str | int | float | None:
+    """A value of a template as MessagePack has it, of the same kind because it may be formatted;
+    None: it has no such value.
+    """
+    if isinstance(value, str):
+        return _encodable(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        # A range would look for a number of another type one by one.
+        return int(value) if int(value) in _INTEGERS else None
+    return None
 
 
 # ---- from a front end to the worker
@@ -119,18 +148,27 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     version: int
 
 
-class SentReference(msgspec.Struct, frozen=True, array_like=True):
-    """Describes a reference's frame: float32 samples of this shape at `sample_rate`, or int64 codes
-    (rate None).
+class SentContent(msgspec.Struct, frozen=True, array_like=True):
+    """Describes a frame: float32 samples of this shape at `sample_rate`, or int64 codes (rate
+    None).
     """
 
     shape: tuple[int, ...]
     sample_rate: int | None
 
 
+class SentReference(msgspec.Struct, frozen=True, array_like=True):
+    """Describes the frames of an `EncodedReference`: int64 codes [F, N], then a float32 vector [D];
+    None: there is no such frame.
+    """
+
+    codes: tuple[int, ...] | None
+    voice: tuple[int, ...] | None
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A request, made by `submit_message` and read by `read_request`. One frame per reference
-    follows.
+    """A request, made by `submit_message` and read by `read_request`. The frames of its references
+    follow.
     """
 
     #: Unique among the open requests of its front end.
@@ -148,13 +186,25 @@ class Convert(msgspec.Struct, frozen=True, array_like=True, tag="convert"):
 
     #: Shares the ids of requests; its chunks arrive as those of speech do.
     request_id: str
-    content: SentReference
+    content: SentContent
     #: Codebooks to encode with; None: all.
     n_codebooks: int | None
 
 
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """A recording of which the engine reads all that its model can read; made by `prepare_message`
+    and read by `read_content`. `Encoded` or `Rejected` answers it.
+    """
+
+    #: Shares the ids of requests.
+    request_id: str
+    content: SentContent
+
+
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Cancel a request; its last chunk says so. No effect on a finished one."""
+    """Cancel a request; its last chunk says so. A cancelled `Prepare` has no answer. No effect on
+    a finished one.
+    """
 
     request_id: str
 
@@ -228,8 +278,17 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     end: End | None
 
 
+class Encoded(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
+    """What was read from the recording of a `Prepare`; its frames follow. Made by
+    `encoded_message`, read by `read_encoded`.
+    """
+
+    request_id: str
+    reference: SentReference
+
+
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The request was refused; no chunk follows."""
+    """The request was refused; no chunk follows. Or a recording could not be encoded."""
 
     request_id: str
     error: WireError
@@ -260,15 +319,17 @@ class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
     error: WireError
 
 
-ToWorker = Hello | Submit | Convert | Cancel | AskStats
-FromWorker = Ready | Chunk | Rejected | Stats | Heartbeat | Stopped
+ToWorker = Hello | Submit | Convert | Prepare | Cancel | AskStats
+FromWorker = Ready | Chunk | Encoded | Rejected | Stats | Heartbeat | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
 _report = msgspec.json.Decoder(
     Planned | Stopped, dec_hook=lambda _, codes: np.array(codes, np.int64)
 )
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(_FlatReady | Chunk | Rejected | Stats | Heartbeat | Stopped)
+_from_worker = msgspec.msgpack.Decoder(
+    _FlatReady | Chunk | Encoded | Rejected | Stats | Heartbeat | Stopped
+)
 
 
 def encode_report(report: Planned | Stopped) -> bytes:
@@ -308,37 +369,46 @@ def decode_from_worker(header: zmq.Frame) -> FromWorker:
 def submit_message(
     request_id: str,
     request: SpeechRequest,
-    references: Sequence[PreparedReference | NDArray[np.int64]],
+    references: Sequence[EncodedReference],
     *,
     priority: int,
     streaming: bool,
 ) -> OutMessage:
-    """`request` with `references` (float32 samples, int64 codes) in place of its own."""
-    sent: list[SentReference] = []
-    arrays: OutMessage = []
-    for reference in references:
-        entry, array = _sent(reference)
-        sent.append(entry)
-        arrays.append(array)
+    """`request` with `references` in place of its own."""
     header = Submit(
         request_id,
         priority,
         streaming,
         request.model_dump(exclude={"reference", "sampling"}, exclude_defaults=True),
         request.sampling.model_dump(exclude_defaults=True),
-        sent,
+        [_sent_reference(reference) for reference in references],
     )
-    return [encode(header), *arrays]
+    return [encode(header), *(array for one in references for array in _arrays(one))]
 
 
 def read_request(header: Submit, frames: Sequence[zmq.Frame]) -> SpeechRequest:
     """The request that `submit_message` was given; `frames` follow the header."""
-    references = [
-        _received(sent, frame) for sent, frame in zip(header.references, frames, strict=True)
-    ]
+    left = iter(frames)
+    references = [_received_reference(sent, left) for sent in header.references]
     return SpeechRequest(
         **header.fields, sampling=Sampling(**header.sampling), reference=references or None
     )
+
+
+def prepare_message(request_id: str, recording: PreparedReference) -> OutMessage:
+    """The message for a recording to be read."""
+    entry, array = _sent(recording)
+    return [encode(Prepare(request_id, entry)), array]
+
+
+def encoded_message(request_id: str, encoded: EncodedReference) -> OutMessage:
+    """The answer to a `Prepare`."""
+    return [encode(Encoded(request_id, _sent_reference(encoded))), *_arrays(encoded)]
+
+
+def read_encoded(header: Encoded, frames: Sequence[zmq.Frame]) -> EncodedReference:
+    """The reference that `encoded_message` was given; `frames` follow the header."""
+    return _received_reference(header.reference, iter(frames))
 
 
 def convert_message(
@@ -350,21 +420,46 @@ def convert_message(
 
 
 def read_content(
-    header: Convert, frames: Sequence[zmq.Frame]
+    header: Convert | Prepare, frames: Sequence[zmq.Frame]
 ) -> PreparedReference | NDArray[np.int64]:
-    """The content that `convert_message` was given; `frames` follow the header."""
+    """The content that the message was made of; `frames` follow the header."""
     (frame,) = frames
     return _received(header.content, frame)
 
 
-def _sent(reference: PreparedReference | NDArray[np.int64]) -> tuple[SentReference, memoryview]:
-    if isinstance(reference, PreparedReference):
-        rate, array = reference.sample_rate, reference.samples
-        return SentReference(array.shape, rate), np.ascontiguousarray(array).data
-    return SentReference(reference.shape, None), np.ascontiguousarray(reference).data
+def _sent_reference(encoded: EncodedReference) -> SentReference:
+    codes, voice = encoded.codes, encoded.voice
+    return SentReference(
+        None if codes is None else codes.shape, None if voice is None else voice.shape
+    )
 
 
-def _received(sent: SentReference, frame: zmq.Frame) -> PreparedReference | NDArray[np.int64]:
+def _arrays(encoded: EncodedReference) -> OutMessage:
+    arrays: OutMessage = []
+    if encoded.codes is not None:
+        arrays.append(np.ascontiguousarray(encoded.codes, np.int64).data)
+    if encoded.voice is not None:
+        arrays.append(np.ascontiguousarray(encoded.voice, np.float32).data)
+    return arrays
+
+
+def _received_reference(sent: SentReference, frames: Iterator[zmq.Frame]) -> EncodedReference:
+    codes = voice = None
+    if sent.codes is not None:
+        codes = np.frombuffer(next(frames).buffer, np.int64).reshape(sent.codes)
+    if sent.voice is not None:
+        voice = np.frombuffer(next(frames).buffer, np.float32).reshape(sent.voice)
+    return EncodedReference(codes, voice)
+
+
+def _sent(content: PreparedReference | NDArray[np.int64]) -> tuple[SentContent, memoryview]:
+    if isinstance(content, PreparedReference):
+        rate, array = content.sample_rate, content.samples
+        return SentContent(array.shape, rate), np.ascontiguousarray(array).data
+    return SentContent(content.shape, None), np.ascontiguousarray(content).data
+
+
+def _received(sent: SentContent, frame: zmq.Frame) -> PreparedReference | NDArray[np.int64]:
     if sent.sample_rate is None:
         return np.frombuffer(frame.buffer, np.int64).reshape(sent.shape)
     return PreparedReference(

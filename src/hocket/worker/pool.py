@@ -6,8 +6,9 @@
             ...
 
 A request goes to the worker with the fewest open requests, those of other front ends included, and
-stays there: a worker that fails ends its own requests only. Workers hold no voices, because codes
-or recordings travel with each request. Like a client, a pool belongs to its event loop.
+stays there: a worker that fails ends its own requests only. Workers hold no voices, because what
+they read from a recording travels with each request: the front end keeps it, for all of them. Like
+a client, a pool belongs to its event loop.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core import EngineInfo, SpeechRequest
+from hocket.audio.reference_cache import ReferenceCache
+from hocket.config import ReferenceCacheConfig
+from hocket.core import EncodedReference, EngineInfo, PreparedReference, SpeechRequest
 from hocket.errors import EngineStoppedError
 from hocket.worker.client import BUFFER_BYTES, HANG_SECONDS, EngineClient, State
 from hocket.worker.messages import EngineSpec, Planned, Stats
+from hocket.worker.references import ReferencePreparer
 from hocket.worker.stream import SpeechStream
 
 
@@ -44,8 +48,12 @@ class EnginePool:
     call does.
     """
 
-    def __init__(self, clients: Sequence[EngineClient], favourite: int = 0) -> None:
+    def __init__(
+        self, clients: Sequence[EngineClient], references: ReferencePreparer, favourite: int = 0
+    ) -> None:
         self._clients = list(clients)
+        #: What this front end knows of recordings, for all workers.
+        self.references = references
         #: Gets the request where several workers have equally few.
         self._favourite = favourite
 
@@ -54,15 +62,25 @@ class EnginePool:
         cls,
         specs: Sequence[EngineSpec],
         *,
+        references: ReferencePreparer | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         hang_seconds: float = HANG_SECONDS,
     ) -> EnginePool:
-        """Start a worker for each of `specs`, which describe the same model. Raises ConfigError."""
-        pool = cls([])
+        """Start a worker for each of `specs`, which describe the same model.
+
+        Without `references` the pool has its own, with the cache of the first spec. Raises
+        ConfigError.
+        """
+        if references is None:
+            references = ReferencePreparer(ReferenceCache(specs[0].config.reference_cache))
+        pool = cls([], references)
         try:
             for spec in specs:
                 client = await EngineClient.start(
-                    spec, buffer_bytes=buffer_bytes, hang_seconds=hang_seconds
+                    spec,
+                    references=references,
+                    buffer_bytes=buffer_bytes,
+                    hang_seconds=hang_seconds,
                 )
                 pool._clients.append(client)
         except BaseException:
@@ -76,21 +94,27 @@ class EnginePool:
         endpoints: Sequence[str],
         favourite: int,
         *,
+        references: ReferencePreparer | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         hang_seconds: float = HANG_SECONDS,
     ) -> EnginePool:
         """Use the workers at the `endpoints` of another front end's pool.
 
         Where several have equally few requests, the first from `favourite` on gets the next: it
-        should differ between front ends.
+        should differ between front ends. Without `references` the pool keeps its own, in memory.
         """
+        if references is None:
+            references = ReferencePreparer(ReferenceCache(ReferenceCacheConfig()))
         clients = [
             await EngineClient.connect(
-                endpoint, buffer_bytes=buffer_bytes, hang_seconds=hang_seconds
+                endpoint,
+                references=references,
+                buffer_bytes=buffer_bytes,
+                hang_seconds=hang_seconds,
             )
             for endpoint in endpoints
         ]
-        return cls(clients, favourite)
+        return cls(clients, references, favourite)
 
     @property
     def endpoints(self) -> list[str]:
@@ -128,6 +152,11 @@ class EnginePool:
             statuses.append(WorkerStatus(client.state, rows, open_requests))
         return statuses
 
+    @property
+    def reference_counts(self) -> tuple[int, int]:
+        """Recordings of requests that were known, and new ones."""
+        return self.references.hits, self.references.misses
+
     async def planned(self) -> Planned:
         """The first worker's plan, which all share. Errors as for `EngineClient.planned`."""
         return await self._clients[0].planned()
@@ -157,6 +186,9 @@ class EnginePool:
         return await self._next().submit(
             request, request_id=request_id, priority=priority, streaming=streaming
         )
+
+    async def prepare(self, recording: PreparedReference) -> EncodedReference:
+        return await self._next().prepare(recording)
 
     async def encode(
         self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None

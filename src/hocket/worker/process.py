@@ -23,6 +23,7 @@ from types import FrameType
 import torch
 import zmq
 
+from hocket.config import ReferenceCacheConfig
 from hocket.engine.build import engine_devices, engine_memory, parse_device, parse_dtype
 from hocket.engine.engine import Engine
 from hocket.errors import ConfigError, HocketError
@@ -50,7 +51,12 @@ def run_worker(endpoint: str, spec: EngineSpec, report: Callable[[Planned], None
         torch.cuda.set_device(device.index or 0)
     report(plan(spec))
     engine = Engine.load(
-        spec.model, spec.codec, device=spec.device, dtype=spec.dtype, config=spec.config
+        spec.model,
+        spec.codec,
+        device=spec.device,
+        dtype=spec.dtype,
+        # The front end keeps what is read from recordings, for all its workers.
+        config=spec.config.model_copy(update={"reference_cache": ReferenceCacheConfig()}),
     )
     settle_heap()
     _LOG.info(

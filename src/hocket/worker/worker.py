@@ -10,6 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,7 @@ import zmq
 
 from hocket.core import (
     AudioChunk,
+    EncodedReference,
     EngineInfo,
     PreparedReference,
     RequestEnd,
@@ -38,6 +40,7 @@ from hocket.worker.messages import (
     Heartbeat,
     Hello,
     OutMessage,
+    Prepare,
     Ready,
     Rejected,
     Stats,
@@ -47,6 +50,7 @@ from hocket.worker.messages import (
     chunk_message,
     decode_to_worker,
     encode,
+    encoded_message,
     read_content,
     read_request,
 )
@@ -61,6 +65,9 @@ _OPEN_SHARE = 0.1
 _LINGER_MS = 1000
 #: The exit code of sysexits.h for "internal software error".
 _INTERNAL_ERROR = 70
+
+#: The messages that open something.
+Opening = Submit | Convert | Prepare
 
 
 class DrivenEngine(Protocol):
@@ -78,6 +85,13 @@ class DrivenEngine(Protocol):
         priority: int = 0,
         streaming: bool = True,
     ) -> str: ...
+    def prepare(
+        self,
+        recording: PreparedReference,
+        done: Callable[[EncodedReference | HocketError], None],
+        *,
+        request_id: str,
+    ) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def step(self) -> list[AudioChunk]: ...
     def stats(self) -> EngineStats: ...
@@ -121,11 +135,13 @@ class Worker:
         self._slow_consumers: list[bytes] = []
         #: The front end of a request and its id there, by the engine's id.
         self._owners: dict[str, tuple[_FrontEnd, str]] = {}
+        #: Recordings that the engine reads for a front end, by the engine's id; no chunk ends them.
+        self._preparations: set[str] = set()
+        #: Set when the engine has stopped for good.
+        self._failure: EngineStoppedError | None = None
         #: Requests that arrived and are not opened yet, in order. Other messages overtake them: a
         #: request that is cancelled here has cost nothing.
-        self._inbox: dict[
-            tuple[bytes, str], tuple[_FrontEnd, Submit | Convert, Sequence[zmq.Frame]]
-        ] = {}
+        self._inbox: dict[tuple[bytes, str], tuple[_FrontEnd, Opening, Sequence[zmq.Frame]]] = {}
         #: Duration of the last step.
         self._step_seconds = 0.0
         self._last_id = 0
@@ -166,7 +182,6 @@ class Worker:
         return 0
 
     def _step(self) -> None:
-        failure: EngineStoppedError | None = None
         started = self._clock()
         chunks = [] if self._engine.idle else self._engine.step()
         if self._conversions is not None and not self._conversions.idle:
@@ -175,9 +190,9 @@ class Worker:
         for chunk in chunks:
             self._deliver(chunk)
             if chunk.end is not None and isinstance(chunk.end.error, EngineStoppedError):
-                failure = chunk.end.error
-        if failure is not None:
-            raise failure
+                self._failure = chunk.end.error
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def _idle(self) -> bool:
@@ -229,7 +244,7 @@ class Worker:
             self._welcome(identity, message)
         elif front_end is None:
             pass  # it was dropped, and notices the missing heartbeats
-        elif isinstance(message, Submit | Convert):
+        elif isinstance(message, Opening):
             if len(self._inbox) < self._engine.info.max_waiting:
                 self._inbox[identity, message.request_id] = (front_end, message, frames[1:])
             else:
@@ -239,11 +254,11 @@ class Worker:
                     CapacityError(f"{len(self._inbox)} requests wait; try again later"),
                 )
         elif isinstance(message, Cancel):
-            if self._inbox.pop((identity, message.request_id), None) is not None:
-                self._send(
-                    front_end,
-                    chunk_message(message.request_id, self._cancelled_chunk(message.request_id)),
-                )
+            waiting = self._inbox.pop((identity, message.request_id), None)
+            if waiting is not None:
+                if not isinstance(waiting[1], Prepare):
+                    cancelled = self._cancelled_chunk(message.request_id)
+                    self._send(front_end, chunk_message(message.request_id, cancelled))
             elif message.request_id in front_end.open:
                 self._cancel(front_end.open[message.request_id])
         else:
@@ -270,9 +285,7 @@ class Worker:
         self._send(front_end, [encode(Stopped(WireError.of(EngineStoppedError(reason))))])
         self._drop(front_end)
 
-    def _submit(
-        self, front_end: _FrontEnd, message: Submit | Convert, frames: Sequence[zmq.Frame]
-    ) -> None:
+    def _submit(self, front_end: _FrontEnd, message: Opening, frames: Sequence[zmq.Frame]) -> None:
         if self._drain_requested:
             self._reject(
                 front_end,
@@ -286,6 +299,8 @@ class Worker:
         try:
             if isinstance(message, Convert):
                 self._convert(engine_id, message, frames)
+            elif isinstance(message, Prepare):
+                self._prepare(engine_id, message, frames)
             else:
                 self._engine.add(
                     read_request(message, frames),
@@ -328,6 +343,16 @@ class Worker:
         else:
             self._conversions.decode(engine_id, content)
 
+    def _prepare(self, engine_id: str, message: Prepare, frames: Sequence[zmq.Frame]) -> None:
+        """Raises InvalidRequestError, ReferenceAudioError, CapacityError."""
+        recording = read_content(message, frames)
+        if not isinstance(recording, PreparedReference):
+            raise InvalidRequestError("a recording to be read has no sample rate")
+        self._engine.prepare(
+            recording, partial(self._deliver_encoded, engine_id), request_id=engine_id
+        )
+        self._preparations.add(engine_id)
+
     def _cancelled_chunk(self, request_id: str) -> AudioChunk:
         """The only chunk of a request that was cancelled before it was opened."""
         info = self._engine.info
@@ -339,18 +364,37 @@ class Worker:
         self._engine.cancel(engine_id)
         if self._conversions is not None:
             self._conversions.cancel(engine_id)
+        if engine_id in self._preparations:
+            self._forget(engine_id)
 
     # ---- out
 
     def _deliver(self, chunk: AudioChunk) -> None:
         front_end, request_id = self._owners[chunk.request_id]
         if chunk.end is not None:
-            del self._owners[chunk.request_id]
-            del front_end.open[request_id]
+            self._forget(chunk.request_id)
         if front_end.identity in self._front_ends:
             self._send(front_end, chunk_message(request_id, chunk))
 
-    def _reject(self, front_end: _FrontEnd, message: Submit | Convert, error: HocketError) -> None:
+    def _deliver_encoded(self, engine_id: str, result: EncodedReference | HocketError) -> None:
+        if isinstance(result, EngineStoppedError):
+            self._failure = result
+        front_end, request_id = self._forget(engine_id)
+        if front_end.identity not in self._front_ends:
+            return
+        if isinstance(result, EncodedReference):
+            self._send(front_end, encoded_message(request_id, result))
+        else:
+            self._send(front_end, [encode(Rejected(request_id, WireError.of(result)))])
+
+    def _forget(self, engine_id: str) -> tuple[_FrontEnd, str]:
+        """The owner of a request that has ended, and its id there."""
+        front_end, request_id = self._owners.pop(engine_id)
+        del front_end.open[request_id]
+        self._preparations.discard(engine_id)
+        return front_end, request_id
+
+    def _reject(self, front_end: _FrontEnd, message: Opening, error: HocketError) -> None:
         self._send(front_end, [encode(Rejected(message.request_id, WireError.of(error)))])
 
     def _send_heartbeats(self) -> None:
@@ -418,7 +462,7 @@ class Worker:
         self._front_ends.pop(front_end.identity, None)
         for key in [key for key in self._inbox if key[0] == front_end.identity]:
             del self._inbox[key]
-        for engine_id in front_end.open.values():
+        for engine_id in list(front_end.open.values()):
             self._cancel(engine_id)
 
     def _stop_all(self, error: HocketError) -> None:

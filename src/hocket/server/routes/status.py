@@ -60,6 +60,7 @@ async def metrics_page(request: Request) -> Response:
     page = services.metrics.page(
         ready=services.state == "ready",
         slots=await services.admission.counts(),
+        references=services.client.reference_counts,
         workers=services.client.workers,
         stats=await services.client.stats(),
     )

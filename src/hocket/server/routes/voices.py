@@ -60,8 +60,8 @@ async def upload_voice(request: Request) -> JSONResponse:
         transcript=fields.get("ref_text") or None,
     )
     assert draft.recording is not None
-    codes_FN = await services.client.encode(draft.recording.samples)
-    voice = await asyncio.to_thread(store.save, draft, codes_FN, codec=info.codec_id)
+    encoded = await services.client.prepare(draft.recording)
+    voice = await asyncio.to_thread(store.save, draft, encoded, info.reference_id)
     return JSONResponse({"success": True, "voice": _entry(voice)})
 
 

@@ -35,11 +35,10 @@ async def resolve_voice(services: Services, name: str, param: str, *, caller: st
     """The voice that `caller` knows as `name`. Raises InvalidRequestError, naming `param`."""
     info = services.client.info
     voices = services.voices_of(caller)
-    codec = None if info.voice_traits.hears_recordings else info.codec_id
     try:
         builtin = voices.builtin(name)
         if builtin is None:
-            return ResolvedVoice(*await asyncio.to_thread(voices.reference, name, codec=codec))
+            return ResolvedVoice(*await asyncio.to_thread(voices.reference, name, info))
         if builtin.is_speaker:
             return ResolvedVoice(speaker=voice_name(name))
         return ResolvedVoice(builtin.codes, builtin.reference_text)
