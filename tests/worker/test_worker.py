@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 import zmq
 
-from hocket.core import AudioChunk, EngineInfo, RequestEnd, Samples, SpeechRequest, Timings
-from hocket.errors import CapacityError, EngineStoppedError, HocketError
+from hocket.core import (
+    AudioChunk,
+    EngineInfo,
+    PreparedReference,
+    RequestEnd,
+    Samples,
+    SpeechRequest,
+    Timings,
+)
+from hocket.errors import CapacityError, EngineStoppedError, HocketError, ReferenceAudioError
 from hocket.worker.client import EngineClient
 from hocket.worker.messages import (
     VERSION,
@@ -146,6 +154,63 @@ def test_a_request_that_trips_over_a_bug_harms_no_other(caplog: pytest.LogCaptur
     assert served.code == 0
     assert len(caplog.records) == 1
     assert SECRET not in caplog.text
+
+
+def recording(samples: int = 240) -> PreparedReference:
+    return PreparedReference(np.full((2, samples), 0.5, np.float32), 300)
+
+
+def test_recordings_are_read_beside_speech_and_may_be_refused_or_given_up() -> None:
+    engine, block = new_engine(voice_size=8), threading.Event()
+
+    def hold() -> None:
+        block.wait(10)
+
+    async def body(client: EngineClient) -> None:
+        encoded = await client.prepare(recording())
+        assert encoded.codes is not None
+        assert encoded.codes.shape == (10, 4)
+        assert encoded.voice is not None
+        assert encoded.voice.tolist() == [0.5] * 8
+        engine.error = ReferenceAudioError("a reference is too short", param="reference")
+        with pytest.raises(ReferenceAudioError, match="too short") as caught:
+            await client.prepare(recording())
+        assert caught.value.param == "reference"
+        engine.error = None
+        # Given up before it is opened, and while the engine reads it.
+        engine.before_step = hold
+        stream = await client.submit(SpeechRequest(text="5"))
+        waiting = [asyncio.create_task(client.prepare(recording())) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for task in waiting[:2]:
+            task.cancel()
+        await asyncio.gather(*waiting[:2], return_exceptions=True)
+        engine.before_step = lambda: None
+        block.set()
+        assert (await waiting[2]).codes is not None
+        assert len([chunk async for chunk in stream]) == 6
+        stats = await client.stats()
+        assert stats.open_requests == 0
+        assert served.worker._owners == {}
+        assert served.worker._preparations == set()
+
+    with serving(engine) as served:
+        with_client(served, body)
+    assert served.code == 0
+
+
+def test_an_engine_that_stops_while_it_reads_a_recording_ends_the_process() -> None:
+    engine = new_engine(error=EngineStoppedError("the engine has stopped"))
+
+    async def body(client: EngineClient) -> None:
+        waiting = [asyncio.create_task(client.prepare(recording())) for _ in range(2)]
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, EngineStoppedError)
+        assert client.open_requests == 0
+
+    with serving(engine) as served:
+        with_client(served, body)
+    assert served.code == 70
 
 
 def test_drain_finishes_what_is_open_and_takes_nothing_new() -> None:

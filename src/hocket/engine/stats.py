@@ -57,8 +57,9 @@ class EngineStats:
     """A snapshot. Counters and seconds run from the start of the engine."""
 
     scheduler: SchedulerStats
-    #: Requests that wait for their references.
+    #: Requests that wait for their references, and recordings that front ends wait for.
     preparing: int
+    #: Recordings of requests that were known, and new ones; a front end counts its own.
     reference_hits: int
     reference_misses: int
     steps: int

@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.audio.io import write_audio
+from hocket.audio.reference import prepare_reference
 from hocket.config import ChunkPolicy, EngineConfig, ReferenceCacheConfig
-from hocket.core import EncodedReference, Reference, SpeechRequest
+from hocket.core import EncodedReference, PreparedReference, Reference, SpeechRequest
 from hocket.engine import intake
 from hocket.engine.references.codes import ENCODER_CHUNK_FRAMES, ENCODER_ROWS
 from hocket.engine.references.encoder import ReferenceEncoder
-from hocket.errors import CapacityError, HocketError, ReferenceAudioError
+from hocket.errors import (
+    CapacityError,
+    EngineStoppedError,
+    HocketError,
+    InvalidRequestError,
+    ReferenceAudioError,
+)
 from hocket.models.layers.codec_state import CodecState
 from hocket.models.moss_codec.codec import MossCodec
 from tests.support import tiny_qwen3
@@ -322,3 +329,57 @@ def test_a_full_queue_counts_those_that_prepare() -> None:
         listener.add(SpeechRequest(text="Three.", reference=noise(9, 1.0), max_frames=2))
     listener.run()
     assert {listener.heard[name].reason for name in names} == {"length"}
+
+
+# ---- for a front end
+
+
+def test_a_front_end_gets_what_its_requests_need(calls: list[tuple[int, int]]) -> None:
+    """Speech with the result is that with the recording, and waits for nothing."""
+    speaking = engine(EAGER, endless_talker())
+    answers: list[EncodedReference | HocketError] = []
+    asked = SpeechRequest(text="One.", reference=noise(1, 2.0), seed=1, max_frames=5)
+    expected = engine(EAGER, endless_talker()).generate(asked)
+    calls.clear()
+    speaking.prepare(PreparedReference(recording(1, 25), 300), answers.append, request_id="a")
+    samples_CS = prepare_reference(
+        noise(1, 2.0), sample_rate=300, channels=2, limits=EAGER.reference
+    )
+    speaking.prepare(PreparedReference(samples_CS, 300), answers.append, request_id="b")
+    speaking.prepare(PreparedReference(recording(2, 90), 300), answers.append, request_id="c")
+    assert speaking.stats().preparing == 3
+    speaking.step()
+    speaking.cancel("c")
+    while not speaking.idle:
+        speaking.step()
+    assert len(answers) == 2
+    encoded = answers[1]
+    assert isinstance(encoded, EncodedReference)
+    counted = len(calls)
+    speech = speaking.generate(asked.model_copy(update={"reference": (encoded,)}))
+    assert np.array_equal(speech.codes, expected.codes)
+    assert len(calls) == counted
+    with pytest.raises(ReferenceAudioError, match="has 2 channels at 7 Hz"):
+        speaking.prepare(PreparedReference(samples_CS, 7), answers.append, request_id="d")
+    bare = engine(EAGER, endless_talker(), with_codec=False)
+    with pytest.raises(InvalidRequestError, match="needs a codec; load one, or give codes"):
+        bare.prepare(PreparedReference(samples_CS, 300), answers.append, request_id="e")
+
+
+def test_preparations_count_as_waiting_and_end_with_the_engine() -> None:
+    speaking = engine(EAGER.model_copy(update={"max_waiting": 2}), endless_talker())
+    answers: list[EncodedReference | HocketError] = []
+    for name in "ab":
+        speaking.prepare(PreparedReference(recording(1, 25), 300), answers.append, request_id=name)
+    with pytest.raises(CapacityError, match="2 requests are waiting"):
+        speaking.prepare(PreparedReference(recording(1, 25), 300), answers.append, request_id="c")
+    with pytest.raises(CapacityError, match="2 requests are waiting"):
+        speaking.add(SpeechRequest(text="One."))
+    references = speaking.parts.references
+    assert references is not None
+    with mock.patch.object(references, "step", side_effect=RuntimeError("broken")):
+        speaking.step()
+    assert [type(answer) for answer in answers] == [EngineStoppedError] * 2
+    assert speaking.idle
+    with pytest.raises(EngineStoppedError):
+        speaking.prepare(PreparedReference(recording(1, 25), 300), answers.append, request_id="d")
