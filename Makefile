@@ -34,7 +34,7 @@ LIBRARIES   := $(addprefix tests/,audio bench/judge checkpoint cli server/speech
 	server/test_server_openai.py text worker)
 
 .PHONY: constraints test-latest test-lowest test-install
-.PHONY: say test test-all test-browser fuzz voice-check gpu-check lint format types clean
+.PHONY: say test test-all test-browser fuzz attacks voice-check gpu-check lint format types clean
 
 say: $(STAMP)
 	@$(BIN)/hocket say -o out.wav -- "$$SAY_TEXT"
@@ -90,6 +90,10 @@ fuzz: $(STAMP)
 # batch, a short benchmark. Five minutes.
 gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu.check --json gpu-check.json
+
+# About a thousand attacks on a server of its own: ten minutes.
+attacks: $(STAMP)
+	$(BIN)/python -m tests.security.attacks
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

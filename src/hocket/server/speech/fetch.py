@@ -97,6 +97,7 @@ async def _fetch_url(source: str, policy: FetchPolicy, resolve: Resolver) -> byt
 def _parsed(source: str, base: httpx.URL | None = None) -> httpx.URL:
     try:
         url = httpx.URL(source) if base is None else base.join(source)
+        host = url.host  # raises for a name in Punycode that says nothing
     except (httpx.InvalidURL, ValueError):
         raise _refusal("the reference's address is not a valid URL; check it") from None
     if url.scheme not in {"http", "https"}:
@@ -104,7 +105,7 @@ def _parsed(source: str, base: httpx.URL | None = None) -> httpx.URL:
             f"{_shown(base or url)} leads to a {url.scheme[:20]!r} address; only http and https "
             "are fetched"
         )
-    if not url.host or not 0 < (url.port or 80) < 2**16:
+    if not host or not 0 < (url.port or 80) < 2**16:
         raise _refusal("the reference's URL names no host, or an impossible port; check it")
     if url.userinfo:
         raise _refusal(
