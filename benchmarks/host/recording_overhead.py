@@ -29,7 +29,6 @@ from tests.support.fake_engine import FakeEngine, silence
 from hocket.audio.io import FORMATS, encode_audio
 from hocket.bench.environment import cores, cpu_name, python_version
 from hocket.checkpoint.voices import ONLY_DEFAULT
-from hocket.config import ReferenceLimits
 from hocket.server.app import create_app
 from hocket.server.serve import uvicorn_server
 from hocket.server.settings import ServerSettings
@@ -95,16 +94,11 @@ async def measure(requests: int, seconds: float) -> dict[str, float]:
                 info = await pool.wait_ready(60)
                 settings = ServerSettings(port=0)
                 voices = VoiceStore(folder / "voices", ONLY_DEFAULT)
-                draft = voices.draft(
-                    "anna",
-                    recording(seconds),
-                    sample_rate=info.sample_rate,
-                    channels=info.channels,
-                    limits=ReferenceLimits.of(info),
-                    transcript="words",
-                )
-                assert draft.recording is not None
-                voices.save(draft, await pool.prepare(draft.recording), info.reference_id)
+                audio = recording(seconds)
+                prepared = await pool.read(audio)
+                encoded = await pool.prepare(prepared)
+                draft = voices.draft("anna", len(audio), transcript="words")
+                voices.save(draft, prepared, encoded, info.reference_id)
                 server = uvicorn_server(create_app(pool, settings, voices), settings)
                 server.config.port = 0
                 serving = asyncio.create_task(server.serve())

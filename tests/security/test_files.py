@@ -47,7 +47,7 @@ def store_in(folder: Path) -> VoiceStore:
 
 
 def keep(store: VoiceStore, name: str) -> None:
-    store.save(VoiceDraft(name, "", None, None), EncodedReference(CODES), "tiny")
+    store.save(VoiceDraft(name, "", None), None, EncodedReference(CODES), "tiny")
 
 
 def uploaded(store: VoiceStore) -> list[str]:

@@ -223,7 +223,7 @@ def test_an_uploaded_voice_is_hot_at_once(tmp_path: Path) -> None:
         request = asked(engine, http, voice="anna")
         (reference,) = request.references
         assert isinstance(reference, EncodedReference)
-        encoded = engine.read(recording)
+        encoded = engine.encoded(recording)
         assert encoded.codes is not None
         assert encoded.voice is not None
         np.testing.assert_array_equal(reference.codes, encoded.codes)

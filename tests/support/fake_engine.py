@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from hocket.audio.io import to_int16
 from hocket.audio.reference import load_encoded, prepare_reference
-from hocket.config import ReferenceLimits
+from hocket.audio.reference_cache import ReferenceCache
+from hocket.config import ReferenceCacheConfig, ReferenceLimits
 from hocket.core import (
     AudioChunk,
     EncodedReference,
@@ -41,6 +42,7 @@ from hocket.errors import CapacityError, EngineStoppedError, HocketError
 from hocket.worker.client import State
 from hocket.worker.messages import Stats
 from hocket.worker.pool import WorkerStatus
+from hocket.worker.references import ReferencePreparer
 from hocket.worker.stream import SpeechStream
 
 RATE = 24_000
@@ -205,7 +207,7 @@ class FakeSpeaker:
         self.speaking[name] = Speaking(request, 0 if self.silent else frames)
         return name
 
-    def read(self, recording: PreparedReference) -> EncodedReference:
+    def encoded(self, recording: PreparedReference) -> EncodedReference:
         """Codes that follow the samples, and a vector where the model reads one."""
         if self.error is not None:
             raise type(self.error)(self.error.message, param=self.error.param)
@@ -315,7 +317,7 @@ class FakeEngine(FakeSpeaker):
         reading, self.reading = self.reading, {}
         for recording, done in reading.values():
             try:
-                done(self.read(recording))
+                done(self.encoded(recording))
             except HocketError as error:
                 done(error)
         return self.due_chunks()
@@ -371,8 +373,12 @@ class FakePool(FakeSpeaker):
     def reference_counts(self) -> tuple[int, int]:
         return 0, len(self.recordings)
 
+    async def read(self, content: bytes) -> PreparedReference:
+        references = ReferencePreparer(ReferenceCache(ReferenceCacheConfig()))
+        return await references.read(content, self.info)
+
     async def prepare(self, recording: PreparedReference) -> EncodedReference:
-        return self.read(recording)
+        return self.encoded(recording)
 
     async def encode(
         self, samples_CS: NDArray[np.float32], n_codebooks: int | None = None

@@ -1,11 +1,12 @@
 """Named voices: the built-in ones, and uploaded ones, each in one file that is replaced atomically.
 
-An upload takes `draft` (all checks that need no model), the model's encoder, and `save`:
+An upload takes `draft` (all checks that need no sound), the front end's decoder, the model's
+encoder, and `save`:
 
-    draft = store.draft(
-        "anna", recording, transcript=words, sample_rate=48000, channels=2, limits=limits
-    )
-    voice = store.save(draft, await client.prepare(draft.recording), info.reference_id)
+    draft = store.draft("anna", len(content), transcript=words)
+    recording = await client.read(content)
+    encoded = await client.prepare(recording)
+    voice = store.save(draft, recording, encoded, info.reference_id)
 
 `save` takes what the model read from the recording, so that a failure on the way leaves the old
 voice as it was, and a request with the new one waits for nothing. A file is replaced by a rename:
@@ -40,9 +41,7 @@ from safetensors.numpy import save as to_safetensors
 from hocket.audio.codes_file import as_codes
 from hocket.audio.files import write_atomically
 from hocket.audio.io import FORMATS, decode_audio, encode_audio
-from hocket.audio.reference import prepare_reference
 from hocket.checkpoint.voices import BuiltinVoice, VoiceNotFoundError, Voices, voice_name
-from hocket.config import ReferenceLimits
 from hocket.core import (
     AudioArray,
     EncodedReference,
@@ -90,13 +89,11 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class VoiceDraft:
-    """A checked upload without its codes."""
+    """A checked upload without its recording."""
 
     name: str
     description: str
     transcript: str | None
-    #: None where codes are uploaded.
-    recording: PreparedReference | None
 
 
 class _DamagedError(Exception):
@@ -226,44 +223,35 @@ class VoiceStore:
     def draft(
         self,
         name: str,
-        recording: bytes | None,
+        recording_bytes: int,
         *,
-        sample_rate: int,
-        channels: int,
-        limits: ReferenceLimits,
-        level: bool = True,
         description: str = "",
         transcript: str | None = None,
     ) -> VoiceDraft:
-        """Check an upload and bring its recording (None: codes are uploaded) to the codec's rate
-        and channels.
+        """Check all of an upload but the sound of its recording, a file of so many bytes.
 
-        Decodes: takes up to 0.3 s for a minute of audio. Raises InvalidRequestError,
-        ReferenceAudioError, naming `name`, `audio_sample`, `ref_text` or `speaker_description`.
+        Raises InvalidRequestError and ReferenceAudioError, which name the field of the form.
         """
         name = self._free_name(name)
         _check_words(description, MAX_DESCRIPTION_CHARACTERS, "speaker_description")
         _check_words(transcript or "", MAX_TRANSCRIPT_CHARACTERS, "ref_text")
-        if recording is None:
-            return VoiceDraft(name, description, transcript, None)
-        if len(recording) > self._max_recording_bytes:
+        if recording_bytes > self._max_recording_bytes:
             raise ReferenceAudioError(
-                f"the recording has {len(recording)} bytes; the limit is "
+                f"the recording has {recording_bytes} bytes; the limit is "
                 f"{self._max_recording_bytes}, send less",
                 param="audio_sample",
             )
-        try:
-            samples_CS = prepare_reference(
-                recording, sample_rate=sample_rate, channels=channels, limits=limits, level=level
-            )
-        except ReferenceAudioError as error:
-            raise error.renamed({"reference": "audio_sample"}) from error
-        return VoiceDraft(name, description, transcript, PreparedReference(samples_CS, sample_rate))
+        return VoiceDraft(name, description, transcript)
 
-    def save(self, draft: VoiceDraft, encoded: EncodedReference, reference_id: str) -> Voice:
-        """Store `draft` with what the model of that `reference_id` read from its recording.
-
-        It takes the place of any voice of that name.
+    def save(
+        self,
+        draft: VoiceDraft,
+        recording: PreparedReference | None,
+        encoded: EncodedReference,
+        reference_id: str,
+    ) -> Voice:
+        """Store `draft` with its recording (None: there are codes only) and what the model of that
+        `reference_id` read from it, in place of any voice of that name.
 
         Raises InvalidRequestError for too many voices (concurrent uploads may exceed the limit by
         one each) or impossible codes, HocketError when the disk refuses.
@@ -274,7 +262,6 @@ class VoiceStore:
                 as_codes(encoded.codes, "the voice")
             except AudioFileError as error:
                 raise InvalidRequestError(str(error), param="codes") from error
-        recording = draft.recording
         metadata = _Metadata(
             description=draft.description,
             transcript=draft.transcript,

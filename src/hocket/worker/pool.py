@@ -187,6 +187,10 @@ class EnginePool:
             request, request_id=request_id, priority=priority, streaming=streaming
         )
 
+    async def read(self, content: bytes) -> PreparedReference:
+        """A recording's file in the engines' form, for `prepare`. Raises ReferenceAudioError."""
+        return await self.references.read(content, self.info)
+
     async def prepare(self, recording: PreparedReference) -> EncodedReference:
         return await self._next().prepare(recording)
 

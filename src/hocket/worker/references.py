@@ -128,6 +128,13 @@ class ReferencePreparer:
             self.hits += 1
         return await self._landed(key, flight)
 
+    async def read(self, content: bytes, info: EngineInfo) -> PreparedReference:
+        """A recording's file in the form of that engine; nothing is kept. Raises
+        ReferenceAudioError.
+        """
+        form = RecordingForm.of(info)
+        return PreparedReference(await self._decode(content, form), form.sample_rate)
+
     async def _landed(self, key: Key, flight: _Flight) -> EncodedReference:
         flight.waiting += 1
         try:

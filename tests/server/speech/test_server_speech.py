@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hocket.audio.io import FORMATS, decode_audio, encode_audio
-from hocket.core import SampleFormat
+from hocket.core import EncodedReference, SampleFormat
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 from hocket.server.speech.synthesis import segment_seed
@@ -373,13 +373,22 @@ def test_a_voice_from_upload_to_deletion(tmp_path: Path) -> None:
         for fields in ({"voice": "anna"}, {"voice": {"id": "Anna"}}, {"ref_audio": "anna"}):
             speak(http, **fields)
             request = engine.requests[-1]
-            (codes,) = request.references
-            assert isinstance(codes, np.ndarray)
-            assert np.array_equal(codes, np.arange(13 * 4).reshape(13, 4) % 16)
+            (reference,) = request.references
+            assert isinstance(reference, EncodedReference)
+            heard = engine.recordings[0]
+            np.testing.assert_array_equal(reference.codes, engine.encoded(heard).codes)
             assert request.reference_text == "The words."
-        bad = upload(http, "anna", b"RIFF but no audio")
-        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "audio_sample")
-        engine.error = None
+        quiet = encode_audio(FORMATS[".wav"], np.zeros((1, RATE), np.float32), RATE)
+        for content, words in (
+            (b"RIFF but no audio", "cut short"),
+            (b"<html>not found</html>" * 40, "not an audio file"),
+            (recording(0.1), "lasts 0.10 s"),
+            (recording(61.0), "the limit is 1048576"),
+            (quiet, "is silent"),
+        ):
+            error = upload(http, "anna", content).json()["error"]
+            assert (error["param"], words in error["message"]) == ("audio_sample", True), error
+        assert http.get("/v1/audio/voices").json()["voices"][-1]["ref_text"] == "The words."
         preview = decode_audio(
             http.get("/v1/audio/voices/anna/preview").content, max_bytes=10**6, max_seconds=9
         )

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.datastructures import UploadFile
 
-from hocket.config import ReferenceLimits
-from hocket.errors import InvalidRequestError
+from hocket.errors import InvalidRequestError, ReferenceAudioError
 from hocket.server.middleware import record_of
 from hocket.server.openapi import ERROR_RESPONSES
 from hocket.server.services import services_of
@@ -51,17 +50,16 @@ async def upload_voice(request: Request) -> JSONResponse:
     draft = await asyncio.to_thread(
         store.draft,
         fields["name"],
-        sample,
-        sample_rate=info.sample_rate,
-        channels=info.channels,
-        limits=ReferenceLimits.of(info),
-        level=info.voice_traits.levels_references,
+        len(sample),
         description=fields.get("speaker_description", ""),
         transcript=fields.get("ref_text") or None,
     )
-    assert draft.recording is not None
-    encoded = await services.client.prepare(draft.recording)
-    voice = await asyncio.to_thread(store.save, draft, encoded, info.reference_id)
+    try:
+        recording = await services.client.read(sample)
+    except ReferenceAudioError as error:
+        raise error.renamed({"reference": "audio_sample"}) from error
+    encoded = await services.client.prepare(recording)
+    voice = await asyncio.to_thread(store.save, draft, recording, encoded, info.reference_id)
     return JSONResponse({"success": True, "voice": _entry(voice)})
 
 
