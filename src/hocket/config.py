@@ -205,6 +205,18 @@ class Environment(StrictModel):
         )
 
 
+def environment_with(**values: str) -> dict[str, str]:
+    """This process' environment and `values`, for a process to be started."""
+    return {**os.environ, **values}
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def let_openmp_sleep() -> None:
     """Make OpenMP's waiting threads sleep, unless PyTorch is loaded or the user has chosen.
 

@@ -106,6 +106,10 @@ def serve(
             help="Engines, each in a process of its own; default: one on each of --gpus, or 1."
         ),
     ] = None,
+    http_workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that serve HTTP; default: 1, more on many cores and GPUs."),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option(help="Print every setting and its origin, and leave.")
     ] = False,
@@ -116,7 +120,12 @@ def serve(
 
     environment = Environment.read()
     key = environment.api_key
-    server = {"server.host": host, "server.port": port, "server.api_keys": api_key}
+    server = {
+        "server.host": host,
+        "server.port": port,
+        "server.api_keys": api_key,
+        "server.http_workers": http_workers,
+    }
     flags = {"model": model, "gpus": gpus, "workers": workers, **server}
     loaded = load_profile(
         profile or environment.profile or "default",

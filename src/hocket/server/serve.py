@@ -7,9 +7,11 @@ import contextlib
 import logging
 import signal
 import socket
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import uvicorn
 import uvloop
@@ -21,6 +23,8 @@ from hocket.errors import ConfigError
 from hocket.server.admission import Admission
 from hocket.server.app import create_app
 from hocket.server.browsers import is_loopback
+from hocket.server.processes.channel import Start
+from hocket.server.processes.supervisor import HttpProcesses
 from hocket.server.settings import Profile, ServerSettings
 from hocket.server.voice_store import VoiceStore
 from hocket.worker.heap import settle_heap
@@ -30,6 +34,8 @@ _LOG = logging.getLogger("hocket.server")
 
 #: Time that idle connections get to close at the end.
 _CLOSE_SECONDS = 5
+#: Time beyond it until an HTTP process that does not exit is killed.
+_KILL_SECONDS = 2
 _BACKLOG = 2048
 _MIB = 2**20
 
@@ -39,15 +45,20 @@ def serve(profile: Profile, home: Path) -> None:
 
     Raises ConfigError, CheckpointError when it cannot start.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for name in ("httpx", "httpcore"):  # they log URLs, which are the users'
-        logging.getLogger(name).setLevel(logging.WARNING)
+    configure_logging()
     listener = _listen(profile.server)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(profile, listener, home))
     finally:
         listener.close()
+
+
+def configure_logging() -> None:
+    """Log to standard error, nothing of the users'."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for name in ("httpx", "httpcore"):  # they log URLs, which are the users'
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -58,56 +69,119 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class _FrontEnd(Protocol):
+    """What serves HTTP: this process, or several (`HttpProcesses`, which documents each call)."""
+
+    def serve(self) -> Coroutine[Any, Any, None]: ...
+    async def wait_ready(self) -> None: ...
+    def drain(self) -> None: ...
+    def end(self, *, at_once: bool) -> None: ...
+
+
+class _OwnProcess:
+    """Serves HTTP in this process."""
+
+    def __init__(self, app: FastAPI, settings: ServerSettings, listener: socket.socket) -> None:
+        self._server, self._listener = uvicorn_server(app, settings), listener
+
+    def serve(self) -> Coroutine[Any, Any, None]:
+        return self._server.serve(sockets=[self._listener])
+
+    async def wait_ready(self) -> None:
+        """It knows its engines as soon as they are ready."""
+
+    def drain(self) -> None:
+        """Its app asks `Admission` itself."""
+
+    def end(self, *, at_once: bool) -> None:
+        self._server.force_exit |= at_once
+        self._server.should_exit = True
+
+
 async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
     settings, started = profile.server, time.monotonic()
     pool = await EnginePool.start(profile.engine_specs, buffer_bytes=settings.buffer_bytes)
     async with pool:
         # A model that cannot be loaded is refused here, with nothing printed and nothing written.
         planned = await pool.planned()
-        voices = VoiceStore(
-            settings.voices_folder or home / "voices",
-            planned.voices,
-            max_recording_bytes=settings.max_voice_bytes,
-        )
+        folder = settings.voices_folder or home / "voices"
+        voices = VoiceStore(folder, planned.voices, max_recording_bytes=settings.max_voice_bytes)
         print("\n".join(_plan(profile, planned.memory)), flush=True)
-        admission = Admission(settings)
-        app = create_app(pool, settings, voices, profile.served_name, admission=admission)
-        server = uvicorn_server(app, settings)
         print(f"address  {_address(listener)}", flush=True)
         if not (settings.api_keys or is_loopback(settings.host)):
             _LOG.warning(
                 "event=open_to_network reason=everybody who reaches it may use it; set an API key"
             )
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        ending = asyncio.create_task(
-            _end_on_signal(admission, pool, server, settings.drain_seconds)
-        )
-        try:
-            ready = asyncio.create_task(pool.wait_ready())
-            await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                settle_heap()
-                print(
-                    _ready_line(ready.result(), len(pool.workers), time.monotonic() - started),
-                    flush=True,
-                )
-            else:
-                ready.cancel()
-            await serving
-        finally:
-            server.should_exit = True
-            ending.cancel()
-            await asyncio.gather(serving, ending, return_exceptions=True)
+        admission = Admission(settings)
+        if profile.http_processes == 1:
+            app = create_app(pool, settings, voices, profile.served_name, admission=admission)
+            front_end: _FrontEnd = _OwnProcess(app, settings, listener)
+            await _run(front_end, admission, pool, settings.drain_seconds, started)
+            return
+        with tempfile.TemporaryDirectory(prefix="hocket-metrics-") as metrics_folder:
+            start = Start(
+                settings=settings.model_dump_json(),
+                model_name=profile.served_name,
+                voices_folder=str(folder),
+                voices=dict(planned.voices),
+                endpoints=pool.endpoints,
+                metrics_folder=metrics_folder,
+                number=0,
+            )
+            front_end = HttpProcesses(
+                profile.http_processes,
+                listener,
+                start,
+                admission,
+                close_seconds=_CLOSE_SECONDS + _KILL_SECONDS,
+            )
+            await _run(front_end, admission, pool, settings.drain_seconds, started)
 
 
-async def _drain(admission: Admission, pool: EnginePool, seconds: float) -> None:
+async def _run(
+    front_end: _FrontEnd,
+    admission: Admission,
+    pool: EnginePool,
+    drain_seconds: float,
+    started: float,
+) -> None:
+    """Serve from before the engines are ready until a signal has drained them."""
+    serving = asyncio.create_task(front_end.serve())
+    ending = asyncio.create_task(_end_on_signal(front_end, admission, pool, drain_seconds))
+    ready = asyncio.create_task(_wait_ready(front_end, pool))
+    try:
+        await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            settle_heap()
+            print(
+                _ready_line(ready.result(), len(pool.workers), time.monotonic() - started),
+                flush=True,
+            )
+        await serving
+    finally:
+        front_end.end(at_once=False)
+        for task in (ready, ending):
+            task.cancel()
+        await asyncio.gather(serving, ready, ending, return_exceptions=True)
+
+
+async def _wait_ready(front_end: _FrontEnd, pool: EnginePool) -> EngineInfo:
+    info = await pool.wait_ready()
+    await front_end.wait_ready()
+    return info
+
+
+async def _drain(
+    front_end: _FrontEnd, admission: Admission, pool: EnginePool, seconds: float
+) -> None:
     """Drain requests before the engine: a request of several segments submits them one by one."""
+    front_end.drain()
     in_time = await admission.drain(seconds)
     await pool.drain(seconds if in_time else 0.0)
 
 
 async def _end_on_signal(
-    admission: Admission, pool: EnginePool, server: uvicorn.Server, drain_seconds: float
+    front_end: _FrontEnd, admission: Admission, pool: EnginePool, drain_seconds: float
 ) -> None:
     """Let open requests finish after the first signal, stop at once after the second."""
     signals: asyncio.Queue[int] = asyncio.Queue()
@@ -117,10 +191,9 @@ async def _end_on_signal(
     await signals.get()
     _LOG.info("event=drain seconds=%g", drain_seconds)
     again = asyncio.create_task(signals.get())
-    draining = asyncio.create_task(_drain(admission, pool, drain_seconds))
+    draining = asyncio.create_task(_drain(front_end, admission, pool, drain_seconds))
     await asyncio.wait((again, draining), return_when=asyncio.FIRST_COMPLETED)
-    server.force_exit = again.done()
-    server.should_exit = True
+    front_end.end(at_once=again.done())
     draining.cancel()
     again.cancel()
 

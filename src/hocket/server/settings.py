@@ -9,7 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from hocket.config import EngineConfig, NonNegativeFloat, PositiveFloat, PositiveInt
+from hocket.config import (
+    EngineConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    usable_cores,
+)
 from hocket.core import StrictModel
 from hocket.worker.messages import EngineSpec
 
@@ -46,6 +52,9 @@ class ServerSettings(StrictModel):
     allowed_hosts: tuple[HostName, ...] = ()
     #: Origins (`https://app.example`) whose pages may use the server; `*`: any.
     cors_origins: tuple[Origin, ...] = ()
+    #: Processes that serve HTTP. None: one, and more where there are the cores for it
+    #: (`Profile.http_processes`).
+    http_workers: Annotated[int, Field(ge=1, le=64)] | None = None
     #: Accepted API keys; empty disables authentication.
     api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
@@ -114,7 +123,7 @@ class Profile(StrictModel):
     #: GPUs to spread the engines over, from `cuda:0` on; `device` must be `cuda`. None: all are on
     #: `device`.
     gpus: PositiveInt | None = None
-    #: Engines behind the one HTTP process, each with `engine`'s rows in a process of its own; a
+    #: Engines behind the one address, each with `engine`'s rows in a process of its own; a
     #: multiple of `gpus`. None: one on each GPU.
     workers: Annotated[int, Field(ge=1, le=256)] | None = None
     engine: EngineConfig = EngineConfig()
@@ -143,8 +152,19 @@ class Profile(StrictModel):
 
     @property
     def engine_count(self) -> int:
-        """Engines behind the one HTTP process."""
+        """Engines behind the one address."""
         return self.workers or self.gpus or 1
+
+    @property
+    def http_processes(self) -> int:
+        """Processes that serve HTTP. By default one for each engine on a GPU, where eight cores or
+        more are left for each.
+        """
+        if self.server.http_workers is not None:
+            return self.server.http_workers
+        if self.device == "cpu":  # the engine takes the cores
+            return 1
+        return max(1, min(self.engine_count, usable_cores() // 8))
 
     @property
     def engine_specs(self) -> list[EngineSpec]:
