@@ -129,6 +129,31 @@ def test_files_are_for_this_user_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_folders_that_are_there_are_closed_unless_they_hold_other_things(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, files in (("empty", []), ("older", ["key.npy"]), ("mixed", ["key.npy", "a.txt"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        folder.chmod(0o755)
+        for file in files:
+            (folder / file).touch()
+        in_folder(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == (0o755 if name == "mixed" else 0o700)
+        assert ("stays open" in caplog.text) == (name == "mixed")
+
+
+def test_files_of_other_users_are_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = in_folder(tmp_path / "cache")
+    cache.store("key", encoded(1))
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert cache.load("key") is None
+    assert "belongs to another user" in caplog.text
+
+
 def test_damage_is_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache, value = in_folder(tmp_path), encoded(1, 20, 8)
     cache.store("key", value)

@@ -34,6 +34,10 @@ Key = str
 _MAX_FILE_BYTES = 16 * 2**20
 _DIGEST_BYTES = 20
 _SUFFIX = ".reference"
+#: Those of this cache and of its older versions, whose files are not read.
+_SUFFIXES = (_SUFFIX, ".npy")
+#: Permissions of group and others.
+_OTHERS = 0o077
 
 _LOG = logging.getLogger("hocket")
 
@@ -70,6 +74,7 @@ class ReferenceCache:
             try:
                 config.folder.parent.mkdir(parents=True, exist_ok=True)
                 config.folder.mkdir(mode=0o700, exist_ok=True)
+                _make_private(config.folder)
             except OSError as error:
                 raise ConfigError(
                     f"the reference cache folder {str(config.folder)!r} cannot be made: "
@@ -136,6 +141,22 @@ class ReferenceCache:
             _LOG.warning("the reference cache keeps an entry in memory only: %s", error)
 
 
+def _make_private(folder: Path) -> None:
+    """Close a folder of an older version, or of the user's making, to other users; one that holds
+    other things, too, stays as it is.
+    """
+    if not folder.stat().st_mode & _OTHERS:
+        return
+    if all(path.suffix in _SUFFIXES or path.name.startswith(".") for path in folder.iterdir()):
+        folder.chmod(0o700)
+    else:
+        _LOG.warning(
+            "event=reference_cache_open folder=%s reason=it holds other things, too, so it stays "
+            "open to other users; name a folder for the cache alone",
+            folder,
+        )
+
+
 def _own(array: NDArray[Any] | None) -> Any:
     """A copy that holds no larger buffer alive and that nobody can change."""
     if array is None:
@@ -181,10 +202,13 @@ def _digest(payload: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a regular file. Raises OSError, also for a link and for what is no file."""
+    """The bytes of a regular file of this user. Raises OSError, also for a link."""
     # Without O_NONBLOCK the opening of a pipe would wait for its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a file")
+        if found.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "it belongs to another user")
         return file.read(_MAX_FILE_BYTES)
