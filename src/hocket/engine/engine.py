@@ -238,7 +238,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """No request is open, no recording and no chunk is waiting, so `step` would do nothing."""
-        return not (self._jobs or self._ready or self._intake.preparing)
+        return not (self._jobs or self._ready or self._intake.reads_for_others)
 
     @property
     def has_room(self) -> bool:

@@ -99,6 +99,11 @@ class Intake:
         """Requests that wait for their references, and recordings that front ends wait for."""
         return len(self._preparing) + len(self._preparations)
 
+    @property
+    def reads_for_others(self) -> bool:
+        """There are recordings that front ends wait for."""
+        return bool(self._preparations)
+
     def resolve(self, request: SpeechRequest) -> SpeechRequest:
         """The request with its text normalised and with the reference of the voice that it names.
 
