@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.errors import CheckpointError, HocketError
+from hocket.errors import CheckpointError, ConfigError, HocketError
 from hocket.models.registry import builtin_model, codec_folder, load_talker
 from hocket.text import tokenizer as module
 from hocket.text.tokenizer import QWEN2_SPLIT, TextTokenizer
@@ -195,6 +195,21 @@ def test_what_is_no_file_is_not_read(
         load_talker(tmp_path / "mini", device=torch.device("cpu"), dtype=torch.float32)
     assert "\n" not in str(caught.value)
     assert path.name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": ["moss_tts_local"]},
+        {"model_type": {}, "architectures": [["a"], {}, None]},
+        {"model_type": "x" * 10_000},
+    ],
+)
+def test_a_family_is_a_word(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="has model_type") as caught:
+        load_talker(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    assert len(str(caught.value)) < 1_000
 
 
 # --------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def _say_followed(talker_folder: Path, codec: str) -> None:
 def _codec_type(raw: Mapping[str, object]) -> str:
     architectures = raw.get("architectures")
     classes = architectures if isinstance(architectures, list) else []
-    older = (CODEC_CLASSES[name] for name in classes if name in CODEC_CLASSES)
+    older = (CODEC_CLASSES[str(name)] for name in classes if str(name) in CODEC_CLASSES)
     return next(older, str(raw.get("model_type")))
 
 
@@ -177,12 +177,12 @@ def checkpoint_kind(folder: Path) -> tuple[Kind, dict[str, object]]:
     anything else.
     """
     raw = read_config(folder)
-    if raw.get("model_type") in TALKERS:
+    if str(raw.get("model_type")) in TALKERS:
         return "talker", raw
     if _codec_type(raw) in CODECS:
         return "codec", raw
     raise ConfigError(
-        f"{folder}/config.json has model_type {raw.get('model_type')!r}; "
+        f"{folder}/config.json has model_type {str(raw.get('model_type'))[:100]!r}; "
         f"Hocket knows the talkers {', '.join(TALKERS)} and the codecs {', '.join(CODECS)}"
     )
 

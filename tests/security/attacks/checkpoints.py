@@ -158,6 +158,7 @@ def _contents(mini: Path) -> dict[str, tuple[str, bytes | Callable[[Path], None]
         "unknown family": config(model_type="os.system"),
         "family of a path": config(model_type="../../x"),
         "family of a list": config(model_type=["moss_tts_local"]),
+        "class of a list": config(model_type=7, architectures=[["a"], {}, None]),
         "vocabulary of 2^63": config(vocab_size=2**63),
         "vocabulary of 1e400": (
             "config.json",
@@ -184,7 +185,7 @@ def _contents(mini: Path) -> dict[str, tuple[str, bytes | Callable[[Path], None]
         "8 TiB": (f"{voice}.npy", huge_array),
         "voice of a pipe": (f"{voice}.npy", os.mkfifo),
         "voice of garbage": (f"{voice}.json", b'{"description": 7}'),
-        "name of another voice": ("voices/..x.json", b"{}"),
+        "name of another voice": ("voices/a b.json", b"{}"),
         "sampling": ("hocket.json", b'{"sampling": {"temperature": 1e400}}'),
         "unknown setting": ("hocket.json", b'{"exec": "id"}'),
     }
