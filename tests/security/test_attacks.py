@@ -37,6 +37,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="module")
+def watch(target: Target) -> Iterator[Watch]:
+    with Watch(target) as watch:
+        yield watch
+
+
+@pytest.fixture(scope="module")
 def attacks(target: Target) -> dict[str, list[Attack]]:
     modules = (http, sockets, content, recordings, voices)
     made = itertools.chain(*(module.attacks(target) for module in modules))
@@ -51,11 +57,8 @@ def attacks(target: Target) -> dict[str, list[Attack]]:
 # The framework leaves the file of a form that does not end to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Unclosed file <tempfile.Spooled:ResourceWarning")
 @pytest.mark.parametrize("group", GROUPS)
-def test_attacks_hold(target: Target, attacks: dict[str, list[Attack]], group: str) -> None:
-    with Watch(target) as watch:
-        verdicts = {
-            attack.name: attacked(attack, watch, FREEZE_SECONDS) for attack in attacks[group]
-        }
+def test_attacks_hold(watch: Watch, attacks: dict[str, list[Attack]], group: str) -> None:
+    verdicts = {attack.name: attacked(attack, watch, FREEZE_SECONDS) for attack in attacks[group]}
     assert {name: verdict for name, verdict in verdicts.items() if verdict is not None} == {}
 
 

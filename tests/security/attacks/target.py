@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,22 +117,28 @@ def is_plain(message: str) -> bool:
 
 
 class Watch:
-    """Asks `/health/live` all the time, and remembers how long it took."""
+    """Asks `/health/live` all the time, and remembers how long it took.
+
+    It has a process of its own, since the attacks keep this one busy.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._asked: float | None = None
-        self._longest = 0.0
+        context = multiprocessing.get_context("spawn")
+        #: When the question that is open was asked, or 0, and the longest wait.
+        self._asked, self._longest = context.Value("d", 0.0), context.Value("d", 0.0)
+        self._process = context.Process(
+            target=_watch, args=(target.url, self._asked, self._longest), daemon=True
+        )
 
     def __enter__(self) -> Watch:
-        self._thread.start()
+        self._process.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(10)
+        self._process.terminate()
+        self._process.join(10)
+        self._process.close()
 
     def wait(self) -> None:
         """Wait until what the last attack has left behind is over, five minutes at most."""
@@ -143,21 +150,23 @@ class Watch:
 
     def freeze_seconds(self) -> float:
         """The longest wait since the last call, the present one included."""
-        asked = self._asked
-        longest = max(self._longest, 0.0 if asked is None else time.monotonic() - asked)
-        self._longest = 0.0
+        asked = self._asked.value
+        longest = max(self._longest.value, time.monotonic() - asked if asked else 0.0)
+        self._longest.value = 0.0
         return longest
 
-    def _run(self) -> None:
-        with httpx.Client(base_url=self._target.url, timeout=120, trust_env=False) as client:
-            while not self._stop.wait(0.02):
-                self._asked = started = time.monotonic()
-                try:
-                    client.get("/health/live").raise_for_status()
-                    self._longest = max(self._longest, time.monotonic() - started)
-                except httpx.HTTPError:
-                    self._longest = max(self._longest, 999.0)
-                self._asked = None
+
+def _watch(url: str, asked: Synchronized[float], longest: Synchronized[float]) -> None:
+    with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+        while True:
+            asked.value = started = time.monotonic()
+            try:
+                client.get("/health/live").raise_for_status()
+                longest.value = max(longest.value, time.monotonic() - started)
+            except httpx.HTTPError:
+                longest.value = max(longest.value, 999.0)
+            asked.value = 0.0
+            time.sleep(0.02)
 
 
 def attacked(attack: Attack, watch: Watch, freeze_seconds: float) -> Verdict:
