@@ -7,6 +7,7 @@ A process is reached by stopping the others while a client connects: all listen 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import select
@@ -29,12 +30,14 @@ import numpy as np
 import pytest
 
 from hocket.audio.io import FORMATS, encode_audio
+from hocket.audio.reference_cache import ReferenceCache
 from hocket.checkpoint.voices import ONLY_DEFAULT
+from hocket.config import ReferenceCacheConfig
 from hocket.errors import ConfigError, EngineStoppedError, HocketError
 from hocket.server.admission import Admission
 from hocket.server.errors import ApiError
 from hocket.server.processes.channel import Answer, GiveBack, Refusal, Start, Take, ToParent
-from hocket.server.processes.remote import RemoteSlots
+from hocket.server.processes.remote import Parent
 from hocket.server.processes.supervisor import HttpProcesses
 from hocket.server.settings import Profile, ServerSettings
 from tests.server.test_server_openai import KEY, SEED, hocket_serve
@@ -59,6 +62,7 @@ class Server:
             voices_folder=str(folder / "voices"),
             voices=dict(ONLY_DEFAULT),
             endpoints=[endpoint],
+            reference_cache="{}",
             metrics_folder=str(folder / "metrics"),
             number=0,
         )
@@ -70,7 +74,12 @@ class Server:
         async def run() -> None:
             self.admission = Admission(self.settings)
             self.processes = HttpProcesses(
-                2, self.listener, self._start, self.admission, close_seconds=7
+                2,
+                self.listener,
+                self._start,
+                self.admission,
+                ReferenceCache(ReferenceCacheConfig()),
+                close_seconds=7,
             )
             running = asyncio.create_task(self.processes.serve())
             await self.processes.wait_ready()
@@ -160,6 +169,12 @@ def is_draining(client: HTTPConnection) -> bool:
     return bool(health(client)["status"] == "draining")
 
 
+def has_read(client: HTTPConnection) -> bool:
+    """Its page has one recording that was read and two that were known."""
+    counts = [metric(client, f'hocket_references{{name="{name}"}}') for name in ("misses", "hits")]
+    return counts == [1, 2]
+
+
 def error_of(client: HTTPConnection) -> str:
     """Code of the refusal that comes next."""
     refusal = client.getresponse()
@@ -177,13 +192,17 @@ def metric(client: HTTPConnection, name: str) -> float:
     return float(value)
 
 
-def upload(client: HTTPConnection, name: str) -> str:
+def recording() -> bytes:
     sound = np.random.default_rng(0).normal(0, 0.1, (1, 24_000)).astype(np.float32)
+    return encode_audio(FORMATS[".wav"], sound, 24_000)
+
+
+def upload(client: HTTPConnection, name: str) -> str:
     form = httpx.Request(
         "POST",
         "http://localhost" + VOICES,
         data={"name": name},
-        files={"audio_sample": ("a.wav", encode_audio(FORMATS[".wav"], sound, 24_000))},
+        files={"audio_sample": ("a.wav", recording())},
     )
     headers = {"Authorization": "Bearer a", "Content-Type": form.headers["content-type"]}
     client.request("POST", VOICES, form.read(), headers)
@@ -202,6 +221,22 @@ def test_voices_are_seen_by_all_at_once(server: Server) -> None:
         assert '"success":true' in get(other, f"{VOICES}/anna", "DELETE")
         for client in (other, one):
             assert '"anna"' not in get(client, VOICES)
+
+
+def test_a_recording_is_read_once_for_all(server: Server, engine: FakeEngine) -> None:
+    pids = server.processes.pids
+    address = "data:audio/wav;base64," + base64.b64encode(recording()).decode()
+    engine.prefill_seconds = 0
+    with (
+        clients(server.port, pids, pids[0]) as (one,),
+        clients(server.port, pids, pids[1]) as (other,),
+    ):
+        for client in (one, other, other):
+            ask(client, "a", reference_audio=address)
+            assert len(client.getresponse().read()) == 2 * 1920 * 5
+        for client in (one, other):
+            wait_until(partial(has_read, client))
+    engine.prefill_seconds = 1000
 
 
 def test_limits_hold_across_processes_and_slots_come_back(
@@ -258,7 +293,8 @@ def test_limits_hold_across_processes_and_slots_come_back(
         ask(client, "a")
         assert len(client.getresponse().read()) == 2 * 1920 * 5
         assert metric(client, refusals) == 12
-        assert metric(client, refusals.replace("503", "200")) == 1
+        assert metric(client, refusals.replace("503", "200")) == 4
+        assert has_read(client)
 
 
 def test_a_process_that_cannot_start_says_why(
@@ -272,6 +308,7 @@ def test_a_process_that_cannot_start_says_why(
         voices_folder=str(file),
         voices={},
         endpoints=[],
+        reference_cache="{}",
         metrics_folder=str(tmp_path),
         number=0,
     )
@@ -280,7 +317,14 @@ def test_a_process_that_cannot_start_says_why(
         async def run() -> None:
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 admission = Admission(ServerSettings())
-                await HttpProcesses(2, listener, start, admission, close_seconds=1).serve()
+                await HttpProcesses(
+                    2,
+                    listener,
+                    start,
+                    admission,
+                    ReferenceCache(ReferenceCacheConfig()),
+                    close_seconds=1,
+                ).serve()
 
         with pytest.raises(HocketError) as caught:
             asyncio.run(run())
@@ -298,7 +342,7 @@ def test_a_process_that_cannot_start_says_why(
 def test_a_question_that_is_cancelled_holds_no_slot() -> None:
     async def run() -> None:
         sent: list[ToParent] = []
-        slots = RemoteSlots(sent.append)
+        slots = Parent(sent.append)
 
         async def hold() -> None:
             async with slots.slot("a", 4):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -65,6 +65,13 @@ class Metrics:
         )
         self._audio_seconds = Counter("hocket_audio_seconds", "Audio made", registry=registry)
         self._frames = Counter("hocket_frames", "Frames made", registry=registry)
+        self._references = Gauge(
+            "hocket_references",
+            "Recordings of requests: known (hits), and new ones (misses)",
+            ["name"],
+            registry=registry,
+            multiprocess_mode="sum",
+        )
 
     def first_audio(self, seconds: float) -> None:
         """Record the first audio of a request, `seconds` after its arrival."""
@@ -84,6 +91,11 @@ class Metrics:
         if audio_seconds:
             self._rtf.observe(taken_seconds / audio_seconds)
 
+    def note_references(self, hits: int, misses: int) -> None:
+        """Record how many recordings this process has found known and new so far."""
+        self._references.labels("hits").set(hits)
+        self._references.labels("misses").set(misses)
+
     def page(
         self,
         *,
@@ -95,10 +107,11 @@ class Metrics:
     ) -> bytes:
         """All metrics in Prometheus' text format.
 
-        `references` are hits and misses. `stats` has an entry per worker, None while it has no
-        engine.
+        `references` are this process' hits and misses. `stats` has an entry per worker, None while
+        it has no engine.
         """
-        now = _Now(ready, slots, references, workers, stats)
+        self.note_references(*references)
+        now = _Now(ready, slots, workers, stats)
         return generate_latest(self._counted) + generate_latest(now)
 
 
@@ -108,7 +121,6 @@ class _Now(Collector):
 
     ready: bool
     slots: SlotCounts
-    references: tuple[int, int]
     workers: Sequence[WorkerStatus]
     stats: Sequence[Stats | None]
 
@@ -120,14 +132,6 @@ class _Now(Collector):
             "hocket_refused_requests", "Requests refused for lack of a slot", self.slots.refused
         )
         yield GaugeMetricFamily("hocket_ready", "1 while requests are served", self.ready)
-        references = GaugeMetricFamily(
-            "hocket_references",
-            "Recordings of requests: known (hits), and new ones (misses)",
-            labels=["name"],
-        )
-        for name, count in zip(("hits", "misses"), self.references, strict=True):
-            references.add_metric([name], count)
-        yield references
         engine = GaugeMetricFamily(
             "hocket_engine", "The engines' numbers", labels=["worker", "name"]
         )

@@ -18,6 +18,8 @@ import uvloop
 from fastapi import FastAPI
 
 from hocket import __version__
+from hocket.audio.reference_cache import ReferenceCache
+from hocket.config import ReferenceCacheConfig
 from hocket.core import EngineInfo, MemoryPlan
 from hocket.errors import ConfigError
 from hocket.server.admission import Admission
@@ -107,17 +109,22 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
         folder = settings.voices_folder or home / "voices"
         voices = VoiceStore(folder, planned.voices, max_recording_bytes=settings.max_voice_bytes)
         print("\n".join(_plan(profile, planned.memory)), flush=True)
-        print(f"address  {_address(listener)}", flush=True)
+        several = profile.http_processes > 1
+        served_by = f" by {profile.http_processes} HTTP processes" if several else ""
+        print(f"address  {_address(listener)}{served_by}", flush=True)
         if not (settings.api_keys or is_loopback(settings.host)):
             _LOG.warning(
                 "event=open_to_network reason=everybody who reaches it may use it; set an API key"
             )
         admission = Admission(settings)
-        if profile.http_processes == 1:
+        if not several:
             app = create_app(pool, settings, voices, profile.served_name, admission=admission)
             front_end: _FrontEnd = _OwnProcess(app, settings, listener)
             await _run(front_end, admission, pool, settings.drain_seconds, started)
             return
+        # The parent keeps as much as one process would, and the others as much together.
+        cache = profile.engine.reference_cache
+        share = max(1, cache.max_bytes // profile.http_processes)
         with tempfile.TemporaryDirectory(prefix="hocket-metrics-") as metrics_folder:
             start = Start(
                 settings=settings.model_dump_json(),
@@ -125,6 +132,7 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
                 voices_folder=str(folder),
                 voices=dict(planned.voices),
                 endpoints=pool.endpoints,
+                reference_cache=cache.model_copy(update={"max_bytes": share}).model_dump_json(),
                 metrics_folder=metrics_folder,
                 number=0,
             )
@@ -133,6 +141,7 @@ async def _serve(profile: Profile, listener: socket.socket, home: Path) -> None:
                 listener,
                 start,
                 admission,
+                ReferenceCache(ReferenceCacheConfig(max_bytes=cache.max_bytes)),
                 close_seconds=_CLOSE_SECONDS + _KILL_SECONDS,
             )
             await _run(front_end, admission, pool, settings.drain_seconds, started)
@@ -245,7 +254,8 @@ def _plan(profile: Profile, plan: MemoryPlan) -> list[str]:
         "workspace": plan.workspace_bytes,
     }
     shown = " + ".join(f"{name} {size / _MIB:,.1f}" for name, size in parts.items())
-    references = profile.engine.reference_cache.max_bytes / _MIB
+    copies = 1 if profile.http_processes == 1 else 2  # the parent's, and the processes' together
+    references = copies * profile.engine.reference_cache.max_bytes / _MIB
     return [
         f"hocket   {__version__}",
         f"model    {profile.served_name}, {profile.dtype} on "

@@ -15,7 +15,9 @@ from typing import Generic, TypeVar, cast
 import msgspec
 import numpy as np
 
+from hocket.audio.reference_cache import Key
 from hocket.checkpoint.voices import BuiltinVoice
+from hocket.core import EncodedReference
 from hocket.server.errors import ApiError
 from hocket.worker.messages import WireError
 
@@ -34,6 +36,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     voices: dict[str, BuiltinVoice]
     #: Of the engines' workers.
     endpoints: list[str]
+    #: `ReferenceCacheConfig` as JSON, of the process' own cache.
+    reference_cache: str
     #: Where all HTTP processes count (`Metrics`).
     metrics_folder: str
     #: Of this process, from 0 on.
@@ -77,6 +81,38 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, tag="counts"):
     refused: int
 
 
+class SharedReference(msgspec.Struct, frozen=True, array_like=True):
+    """An `EncodedReference`: int64 codes of this shape, a float32 vector."""
+
+    shape: tuple[int, ...]
+    codes: bytes | None
+    voice: bytes | None
+
+    @classmethod
+    def of(cls, encoded: EncodedReference) -> SharedReference:
+        codes, voice = encoded.codes, encoded.voice
+        return cls(
+            () if codes is None else codes.shape,
+            None if codes is None else codes.astype(np.int64, copy=False).tobytes(),
+            None if voice is None else voice.astype(np.float32, copy=False).tobytes(),
+        )
+
+    def encoded(self) -> EncodedReference:
+        """The reference again."""
+        codes, voice = self.codes, self.voice
+        return EncodedReference(
+            None if codes is None else np.frombuffer(codes, np.int64).reshape(self.shape),
+            None if voice is None else np.frombuffer(voice, np.float32),
+        )
+
+
+class Recalled(msgspec.Struct, frozen=True, array_like=True, tag="recalled"):
+    """Answers `Recall`; None: no process has prepared that recording, or it is forgotten."""
+
+    question_id: int
+    reference: SharedReference | None
+
+
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     """New requests are refused from now on."""
 
@@ -116,6 +152,20 @@ class AskCounts(msgspec.Struct, frozen=True, array_like=True, tag="counts?"):
     question_id: int
 
 
+class Recall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
+    """What is known of the recording with this key? `Recalled` answers it."""
+
+    question_id: int
+    key: Key
+
+
+class Remember(msgspec.Struct, frozen=True, array_like=True, tag="remember"):
+    """A recording has been prepared."""
+
+    key: Key
+    reference: SharedReference
+
+
 class Serving(msgspec.Struct, frozen=True, array_like=True, tag="serving"):
     """This process takes connections."""
 
@@ -130,8 +180,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: WireError
 
 
-FromParent = Start | Answer | Counts | Drain | Close
-ToParent = Check | Take | GiveBack | AskCounts | Serving | Ready | Failed
+FromParent = Start | Answer | Counts | Recalled | Drain | Close
+ToParent = Check | Take | GiveBack | AskCounts | Recall | Remember | Serving | Ready | Failed
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tolist)
 _from_parent = msgspec.msgpack.Decoder(

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import uvloop
 
+from hocket.audio.reference_cache import ReferenceCache
+from hocket.config import ReferenceCacheConfig
 from hocket.errors import HocketError
 from hocket.server.app import create_app
 from hocket.server.metrics import Metrics
@@ -30,18 +32,23 @@ from hocket.server.processes.channel import (
     Failed,
     FromParent,
     Ready,
+    Recalled,
     Serving,
     Start,
     ToParent,
     channel_to_parent,
 )
-from hocket.server.processes.remote import RemoteSlots
+from hocket.server.processes.remote import Parent
 from hocket.server.serve import configure_logging, uvicorn_server
 from hocket.server.settings import ServerSettings
 from hocket.server.voice_store import VoiceStore
 from hocket.worker.heap import settle_heap
 from hocket.worker.messages import WireError
 from hocket.worker.pool import EnginePool
+from hocket.worker.references import ReferencePreparer
+
+#: Interval between notes of the reference cache's counts, which the cache keeps itself.
+_NOTE_SECONDS = 1.0
 
 
 class HttpProcess:
@@ -51,7 +58,7 @@ class HttpProcess:
         self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
         self._close = asyncio.Event()
         self._channel: Channel[FromParent] | None = None
-        self._slots = RemoteSlots(self._send)
+        self._parent = Parent(self._send)
 
     def _send(self, message: ToParent) -> None:
         assert self._channel is not None
@@ -76,25 +83,31 @@ class HttpProcess:
             start.voices,
             max_recording_bytes=settings.max_voice_bytes,
         )
+        metrics = Metrics(Path(start.metrics_folder))
+        cache = ReferenceCache(ReferenceCacheConfig.model_validate_json(start.reference_cache))
         async with await EnginePool.connect(
-            start.endpoints, start.number, buffer_bytes=settings.buffer_bytes
+            start.endpoints,
+            start.number,
+            references=ReferencePreparer(cache, shared=self._parent),
+            buffer_bytes=settings.buffer_bytes,
         ) as pool:
             app = create_app(
                 pool,
                 settings,
                 voices,
                 start.model_name,
-                admission=self._slots,
-                metrics=Metrics(Path(start.metrics_folder)),
+                admission=self._parent,
+                metrics=metrics,
             )
             server = uvicorn_server(app, settings)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             settling = asyncio.create_task(self._settle(pool))
+            noting = asyncio.create_task(_note_references(pool, metrics))
             closing = asyncio.create_task(self._close.wait())
             self._send(Serving())
             await asyncio.wait((serving, closing), return_when=asyncio.FIRST_COMPLETED)
-            settling.cancel()
-            closing.cancel()
+            for task in (settling, noting, closing):
+                task.cancel()
             await pool.drain(0.0)  # the parent has waited for those that end in time
             server.should_exit = True
             await serving
@@ -105,12 +118,12 @@ class HttpProcess:
         self._send(Ready())
 
     def _on_message(self, message: FromParent) -> None:
-        if isinstance(message, Answer | Counts):
-            self._slots.on_answer(message)
+        if isinstance(message, Answer | Counts | Recalled):
+            self._parent.on_answer(message)
         elif isinstance(message, Start):
             self._start.set_result(message)
         elif isinstance(message, Drain):
-            self._slots.draining = True
+            self._parent.draining = True
         else:
             assert isinstance(message, Close)
             self._close.set()
@@ -120,6 +133,13 @@ class HttpProcess:
         if self._start.done() and not self._close.is_set():
             shutil.rmtree(self._start.result().metrics_folder, ignore_errors=True)
         os._exit(1)
+
+
+async def _note_references(pool: EnginePool, metrics: Metrics) -> None:
+    """Keep what this process adds to the page of another up to date."""
+    while True:
+        metrics.note_references(*pool.reference_counts)
+        await asyncio.sleep(_NOTE_SECONDS)
 
 
 async def _run(end: socket.socket, listener: socket.socket) -> int:

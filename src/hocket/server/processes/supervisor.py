@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from hocket.audio.reference_cache import ReferenceCache
 from hocket.config import environment_with
 from hocket.errors import EngineStoppedError, HocketError
 from hocket.server.admission import Admission, HeldSlot
@@ -28,8 +29,12 @@ from hocket.server.processes.channel import (
     Failed,
     GiveBack,
     Ready,
+    Recall,
+    Recalled,
     Refusal,
+    Remember,
     Serving,
+    SharedReference,
     Start,
     Take,
     ToParent,
@@ -65,12 +70,16 @@ class HttpProcesses:
         listener: socket.socket,
         start: Start,
         admission: Admission,
+        references: ReferenceCache,
         *,
         close_seconds: float,
     ) -> None:
-        """`start` is for each of them, but for its number. `close_seconds`: until `end` kills."""
+        """`start` is for each of them, but for its number. What one reads from a recording is kept
+        in `references` for the others. `close_seconds`: until `end` kills.
+        """
         self._count, self._listener, self._start = count, listener, start
-        self._admission, self._close_seconds = admission, close_seconds
+        self._admission, self._references = admission, references
+        self._close_seconds = close_seconds
         self._children: dict[int, _Child] = {}
         #: Numbers of the processes that have reached their engines.
         self._ready: set[int] = set()
@@ -213,6 +222,12 @@ class HttpProcesses:
         elif isinstance(message, AskCounts):
             admission = self._admission
             child.channel.send(Counts(message.question_id, admission.open, admission.refused))
+        elif isinstance(message, Recall):
+            found = self._references.recall(message.key)
+            shared = None if found is None else SharedReference.of(found)
+            child.channel.send(Recalled(message.question_id, shared))
+        elif isinstance(message, Remember):
+            self._references.remember(message.key, message.reference.encoded())
         elif isinstance(message, Serving):
             child.served = True
             _LOG.info("event=http_process_start pid=%d", child.process.pid)
