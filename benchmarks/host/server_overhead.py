@@ -121,8 +121,8 @@ async def serve_floor(listener: socket.socket) -> None:
 class Listener(asyncio.Protocol):
     """One request over its own connection; `first_ms` and `done` are its results."""
 
-    def __init__(self, frames: int) -> None:
-        self._frames = frames
+    def __init__(self, frames: int, response_format: str) -> None:
+        self._frames, self._format = frames, response_format
         self._head = b""
         self.started = time.perf_counter()
         self.first_ms: float | None = None
@@ -130,7 +130,7 @@ class Listener(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         body = json.dumps(
-            {"input": "Hello.", "response_format": "pcm", "max_new_tokens": self._frames}
+            {"input": "Hello.", "response_format": self._format, "max_new_tokens": self._frames}
         ).encode()
         cast(asyncio.Transport, transport).write(  # uvloop's transport has another class
             b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -150,9 +150,9 @@ class Listener(asyncio.Protocol):
         self.done.set_result(None)
 
 
-async def listen(port: int, frames: int) -> float:
+async def listen(port: int, frames: int, response_format: str = "pcm") -> float:
     """Receive a whole request of so many frames; returns milliseconds to its first audio."""
-    listener = Listener(frames)
+    listener = Listener(frames, response_format)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         await asyncio.get_running_loop().create_connection(lambda: listener, HOST, port)
         await listener.done
@@ -203,12 +203,12 @@ async def measure(
     lags_ms: list[float] = []
     floors_ms: list[float] = []
     lagging = asyncio.create_task(lags(lags_ms))
-    started, own, servers = time.perf_counter(), time.process_time(), _cpu_seconds(server)
+    started, own, servers = time.perf_counter(), time.process_time(), cpu_seconds(server)
     if streams == 1:
         spans_ms, floors_ms = await one_client(port, floor, seconds)
     else:
         spans_ms = await many_clients(port, streams, seconds)
-    taken, server_seconds = time.perf_counter() - started, _cpu_seconds(server) - servers
+    taken, server_seconds = time.perf_counter() - started, cpu_seconds(server) - servers
     lagging.cancel()
     return {
         "streams": streams,
@@ -233,7 +233,7 @@ def _percentile(values: list[float], q: int) -> float:
     return round(float(np.percentile(values, q)), 3)
 
 
-def _cpu_seconds(process: int) -> float:
+def cpu_seconds(process: int) -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
