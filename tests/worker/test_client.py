@@ -361,17 +361,17 @@ def test_a_recording_that_was_heard_is_neither_decoded_nor_sent(
     audio = tone(5.0, 24_000)
     write_audio(tmp_path / "voice.wav", audio.samples, audio.sample_rate)
     content = (tmp_path / "voice.wav").read_bytes()
-    expected = streamed(engine, request(1, reference=content))
+    expected = streamed(engine, request(1, 6, reference=content))
 
     async def body(client: EngineClient) -> None:
         cold = Sent(client)
-        assert_same(await collect(await client.submit(request(1, reference=content))), expected)
+        assert_same(await collect(await client.submit(request(1, 6, reference=content))), expected)
         assert cold.kinds == ["Prepare", "Submit"]
         assert cold.bytes > 2 * 5 * SAMPLE_RATE * 4
         for reference in (content, tmp_path / "voice.wav"):
             hot = Sent(client)
             with mock.patch.object(references, "prepare_reference") as prepare:
-                stream = await client.submit(request(1, reference=reference))
+                stream = await client.submit(request(1, 6, reference=reference))
                 assert_same(await collect(stream), expected)
             assert not prepare.called
             assert hot.kinds == ["Submit"]
@@ -537,7 +537,7 @@ def test_sigkill_under_load_is_heard_at_once_and_service_comes_back(
 
 def test_a_worker_that_dies_while_it_reads_a_recording(spec: EngineSpec, engine: Engine) -> None:
     """Whoever waits for the recording hears of it at once, and it is read again by the next."""
-    asked = request(3, reference=tone(55.0, 300))
+    asked = request(3, 6, reference=tone(2.0, 300))
     expected = engine.generate(asked)
 
     async def run() -> None:
