@@ -333,6 +333,7 @@ def test_a_process_that_cannot_start_says_why(
     error = failure(start)
     assert isinstance(error, ConfigError)
     assert "the folder of voices" in str(error)
+    assert file.exists()  # where the others count stays
     monkeypatch.setattr(sys, "executable", "false")
     error = failure(start)
     assert isinstance(error, EngineStoppedError)

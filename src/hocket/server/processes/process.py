@@ -72,6 +72,7 @@ class HttpProcess:
             await self._serve(start, listener)
         except HocketError as error:
             self._send(Failed(WireError.of(error)))
+            self._close.set()  # the parent is there, and so are the others' counts
             self._channel.close()
             return error.exit_code
         return 0
